@@ -1,0 +1,297 @@
+"""The command line. Exit code 0: done; 1: a run failed; 2: bad input, with one line that says what and what is allowed.
+
+Everything but typer is imported by the command that needs it, so that help comes at once. Answers go to stdout,
+progress and errors to stderr.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flashstudy.runs.runner import Outcome
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+UsageError: type[Exception] = typer.BadParameter.__base__  # typer exports only this subclass of it
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Results = Annotated[Path | None, typer.Option("--results", help="Results folder [default: ./results].")]
+ProfileName = Annotated[str, typer.Option("--profile", help="smoke, quick or full.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds after which a notebook is stopped.")]
+SiteFolder = Annotated[Path, typer.Option("--out", help="Folder of the site.")]
+
+
+@app.callback(invoke_without_command=True)
+def about(context: typer.Context) -> None:
+    """Why is the compressed version of a language model slower? Measured on this machine, with evidence."""
+    from flashstudy.facts import checkout
+
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        return
+    checkout.root()
+    try:
+        Path.cwd()
+    except OSError:
+        raise typer.Exit(_fail("the current folder is gone; allowed: a folder that exists", 2)) from None
+
+
+@app.command("list")
+def list_notebooks(as_json: AsJson = False) -> int:
+    """The notebooks in reading order, with their question and how long the quick profile takes."""
+    from flashstudy.facts import checkout
+    from flashstudy.runs import display, folders, profiles, records, targets
+
+    answers = []
+    for name in targets.READING_ORDER:
+        asks = targets.question(checkout.notebooks_dir() / f"{name}.ipynb")
+        last = next((path.name for path, _ in folders.good_runs(records.results_dir(), name)), None)
+        expected_s = profiles.load(name, "quick").expected_s
+        answers.append({"name": name, "question": asks, "expected_s": expected_s, "last_good_run": last})
+    if as_json:
+        return _print_json(answers)
+    width = max(len(answer["name"]) for answer in answers)
+    for answer in answers:
+        print(f"{answer['name']:{width}}  {display.clock(answer['expected_s']):>6}  {answer['question']}")
+    return 0
+
+
+@app.command("params")
+def show_parameters(name: str, as_json: AsJson = False) -> int:
+    """What a notebook can be given: names, types with bounds, defaults."""
+    from flashstudy.runs import schema, targets
+
+    params_class = targets.find(name).params_class
+    described = schema.describe(params_class)
+    if as_json:
+        parameters = [vars(one) for one in described]
+        return _print_json({"name": name, "parameters": parameters, "schema": params_class.model_json_schema()})
+    for one in described:
+        print(f"{one.name} = {json.dumps(one.default, ensure_ascii=False)}\n    {one.description}; {one.allowed}")
+    return 0
+
+
+@app.command()
+def fetch(as_json: AsJson = False) -> int:
+    """Download the default models into the user's cache and check them; installs nothing."""
+    from flashstudy.compress import checkpoints
+
+    try:
+        found = checkpoints.fetch(progress=lambda line: print(line, file=sys.stderr))
+    except checkpoints.InputError as error:
+        return _fail(str(error), 1)
+    if as_json:
+        return _print_json({name: str(path) for name, path in found.items()})
+    for name, path in found.items():
+        print(f"{name}: {path}")
+    return 0
+
+
+@app.command()
+def run(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Notebooks; see `list`.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="NAME=VALUE", help="A parameter; repeatable.")
+    ] = None,
+    profile: ProfileName = "quick",
+    results: Results = None,
+    timeout: Timeout = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every notebook, in reading order.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run notebooks, one process and one folder each; what fails is told, and the rest goes on."""
+    from flashstudy.runs import display, runner, schema, targets
+
+    if everything and names:
+        raise schema.RefusedError("notebooks are named beside --all; allowed: one of the two")
+    wanted = list(targets.READING_ORDER) if everything else names or []
+    overrides = schema.assignments(parameter or [])
+    settings = {"profile": profile, "results": results, "timeout_s": timeout}
+    with display.shown(_console()) as show:
+        outcomes = runner.run_batch(wanted, overrides=overrides, on_event=show, **settings)
+    if as_json:
+        _print_json([_plain(outcome) for outcome in outcomes])
+    else:
+        for outcome in outcomes:
+            print(f"{outcome.name}: {outcome.status}, {_shown(outcome.path)}")
+    return _exit_code(outcomes, len(wanted))
+
+
+@app.command()
+def site(
+    results: Annotated[list[Path] | None, typer.Argument(metavar="RESULTS...", help="Results folders.")] = None,
+    out: SiteFolder = Path("site"),
+) -> int:
+    """Build the pages from results: index.html and one page a notebook, to be read offline."""
+    from flashstudy.runs import records, runner, schema
+
+    sources = results or [records.results_dir()]
+    for source in sources:
+        if not source.is_dir():
+            raise schema.RefusedError(f"no results folder {source}; allowed: a folder that `flashstudy run` has filled")
+    runner.check_writable(out, "--out")
+    from flashstudy.share import site as pages
+
+    print(pages.build([source.absolute() for source in sources], out.absolute()))
+    return 0
+
+
+@app.command()
+def machine(
+    as_json: AsJson = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again.")] = False,
+) -> int:
+    """This machine's card: memory bandwidth, arithmetic rates, which formats it accelerates."""
+    from flashstudy.measure import machine as cards
+
+    card = cards.card(refresh=refresh)
+    print(card.to_json() if as_json else cards.render(card))
+    return 0
+
+
+@app.command()
+def study(
+    profile: ProfileName = "quick", results: Results = None, out: SiteFolder = Path("site"), timeout: Timeout = None
+) -> int:
+    """Fetch the models, run every notebook in reading order, refresh the site after each, tell the answers."""
+    from flashstudy.runs import display, records, runner, targets
+
+    root = (results or records.results_dir()).expanduser().absolute()
+    settings = {"profile": profile, "results": root, "timeout_s": timeout}
+    runner.plan(targets.READING_ORDER, overrides={}, **settings)
+    runner.check_writable(out, "--out")
+    console = _console()
+    problems = [_fetched(console)]
+    refresh = _refresher(console, root, out.absolute(), problems)
+    with display.shown(console) as show:
+
+        def listen(kind: str, **details: Any) -> None:
+            show(kind, **details)
+            refresh(kind, details)
+
+        outcomes = runner.run_batch(targets.READING_ORDER, on_event=listen, **settings)
+    problems += [_answer(outcome) for outcome in outcomes]
+    if (out / "index.html").is_file():
+        print(f"\n{(out / 'index.html').absolute()}")
+    return max(_exit_code(outcomes, len(targets.READING_ORDER)), int(any(problems)))
+
+
+def _fetched(console: "Console") -> str:
+    """Fetch the models; the problem in one line, empty when there was none. Without models some notebooks still run."""
+    from flashstudy.compress import checkpoints
+
+    try:
+        checkpoints.fetch(progress=lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+    except (checkpoints.InputError, OSError) as error:
+        _fail(str(error), 1)
+        return str(error)
+    return ""
+
+
+def _refresher(console: "Console", results: Path, out: Path, problems: list[str]):
+    """A function of events that rebuilds the site after each good run; a failure is told and added to `problems`."""
+
+    def refresh(kind: str, details: dict[str, Any]) -> None:
+        if kind != "run_ended" or details["outcome"].status != "done":
+            return
+        first = not (out / "index.html").is_file()
+        try:
+            from flashstudy.share import site as pages
+
+            index = pages.build([results], out)
+        except Exception as error:  # a page that cannot be drawn must not cost the notebooks still to run
+            problems.append(_one_line(error))
+            _fail(f"the site could not be refreshed: {_one_line(error)}", 1)
+            return
+        if first:
+            console.print(f"The first page can be read: {index}", highlight=False, soft_wrap=True)
+
+    return refresh
+
+
+def _answer(outcome: "Outcome") -> str:
+    """Print what a run found, in one sentence; returns the problem that kept it from doing so, if any."""
+    from importlib import import_module
+
+    from flashstudy.runs import records
+
+    if outcome.status != "done":
+        print(f"{outcome.name}: no answer, {outcome.status}: {outcome.reason}")
+        return outcome.reason
+    try:
+        result = records.load_run(outcome.path).result
+        print(f"{outcome.name}: {import_module(f'flashstudy.studies.{outcome.name}').headline(result)}")
+    except Exception as error:  # one sentence less is no reason to lose the others
+        print(f"{outcome.name}: no sentence could be made of the result: {_one_line(error)}")
+        return _one_line(error)
+    return ""
+
+
+def _exit_code(outcomes: list["Outcome"], n_wanted: int) -> int:
+    """0 when every run is done. Tells when the batch was broken off."""
+    if len(outcomes) < n_wanted or any(outcome.status == "interrupted" for outcome in outcomes):
+        n_done = sum(outcome.status == "done" for outcome in outcomes)
+        print(
+            f"interrupted: {n_done} of {n_wanted} done and kept; the same command runs the batch again", file=sys.stderr
+        )
+    return int(len(outcomes) < n_wanted or any(outcome.status != "done" for outcome in outcomes))
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _plain(outcome: "Outcome") -> dict[str, Any]:
+    return vars(outcome) | {"path": str(outcome.path) if outcome.path else None}
+
+
+def _shown(path: Path | None) -> str:
+    """A path as a person would type it: relative to the current folder where it lies below it."""
+    if path is None:
+        return "no folder"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _print_json(value: Any) -> int:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+    return 0
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _fail(what: str, code: int) -> int:
+    print("error: " + " ".join(what.split()), file=sys.stderr)
+    return code
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Is it the user's input that was wrong, rather than the program?"""
+    from flashstudy.facts.checkout import NotACheckoutError
+    from flashstudy.runs.schema import RefusedError
+
+    return isinstance(error, (NotACheckoutError, RefusedError))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    try:
+        code = app(args=arguments, prog_name="flashstudy", standalone_mode=False) or 0
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "flashstudy"
+        code = _fail(f"{error.format_message().rstrip('.')}; allowed: see {command} --help", 2)
+    except (ValueError, RuntimeError) as error:
+        if not _is_refusal(error):
+            raise
+        code = _fail(str(error), 2)
+    if code == 130:  # typer's code for Ctrl-C outside a batch
+        code = _fail("interrupted", 1)
+    sys.exit(code)

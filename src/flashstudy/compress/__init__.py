@@ -1,0 +1,1 @@
+"""From a checkpoint to the models that are run; ignorant of timing."""

@@ -1,0 +1,1 @@
+"""What people see: figures, tables, verdicts, offline pages and the site. Nothing here measures."""

@@ -1,0 +1,202 @@
+"""Why can the Flash model take twice as long?
+
+The standard, the Flash variant that the articles describe and the same formats on this machine's best kernels run the
+same prompt in turns. The task is composed from its two measured phases: T = prefill + (N - 1) decode steps at the
+middle of the answer, N tokens written. Each element of the article's recipe is also switched on alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from flashstudy.compress import checkpoints, rewrite, variants
+from flashstudy.facts import claims, recipes
+from flashstudy.facts.recipes import Recipe
+from flashstudy.facts.units import format_interval
+from flashstudy.measure import kernels, machine, steps, timing
+from flashstudy.predict import roofline
+
+PHASES = ("prefill", "decode", "task")
+N_DRAWS = 20_000  # Monte Carlo draws for the task's interval; its own error is below 1% of the half-width
+COLUMNS_SHOWN = ["recipe", "element", "phase", "time_ratio", "low", "high", "predicted_ratio", "time_s", "size_ratio", "n_pairs", "contended"]  # fmt: skip
+
+
+class Params(BaseModel):
+    """Parameters of the notebook; the defaults are the quick profile."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
+    text: str = Field("pydoc", min_length=1, description="text that fills the prompt, default name or file")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda|mps)(:\d+)?$", description="cpu, cuda or mps")
+    input_tokens: int = Field(256, ge=8, le=32_768, description="prompt length of the task")
+    output_tokens: int = Field(64, ge=2, le=32_768, description="answer length of the task")
+    sparsity: float = Field(0.5, gt=0, lt=1, description="share of weights pruned in both Flash variants")
+    elements: bool = Field(True, description="measure each compression element alone as well")
+    n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
+    seed: int = Field(0, ge=0, description="seed of every random choice")
+    budget_s: float = Field(1.0, gt=0, le=600, description="seconds for each timed alternative")
+
+
+def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.DataFrame:
+    """Rows of measured and predicted time ratios by recipe and phase, and the rows that the claims are judged by."""
+    report = progress or (lambda done, total, label: None)
+    torch.manual_seed(params.seed)
+    report(0, 5, "machine card")
+    card = machine.card()
+    report(1, 5, "model and variants")
+    loaded = checkpoints.load_model(params.model, dtype=card.standard_dtype, device=params.device)
+    built = {recipe.name: variants.build(loaded, recipe) for recipe in _recipes(params, card, loaded)}
+    report(2, 5, "prefill")
+    prefill = _compare(_prefills(params, loaded, built), params)
+    report(3, 5, "decode")
+    decode = _compare(_decodes(params, loaded, built), params)
+    report(4, 5, "phases of a task")
+    length = _prefill_in_steps(params, loaded, built["standard"])
+    task = {name: _task(prefill[name], decode[name], length, params) for name in prefill if name in decode}
+    rows = [
+        _row(phase, built[name], built["standard"], comparison, params, loaded, card)
+        for phase, found in zip(PHASES, (prefill, decode, task), strict=True)
+        for name, comparison in found.items()
+    ]
+    report(5, 5, "done")
+    return pd.DataFrame(rows + list(_claim_rows(rows, params)))
+
+
+def table(result: pd.DataFrame) -> pd.DataFrame:
+    """The measured rows, the article's Flash and the best one first, then each element alone."""
+    rows = result[result.claim_id.isna() & (result.recipe != "standard")]
+    return rows.sort_values("element", key=lambda names: names != "all", kind="stable")
+
+
+def headline(result: pd.DataFrame) -> str:
+    """The answer in one sentence, with intervals, from the task rows."""
+    task = result[result.claim_id.isna() & (result.phase == "task")].set_index("recipe")
+    article, best = task.loc["ARTICLE_FLASH"], task.loc["BEST_FLASH"]
+    sentence = (
+        f"Compressed as the articles describe, a task of {article.input_tokens:.0f} tokens in and {article.output_tokens:.0f} out takes "
+        f"{format_interval(article.time_ratio, article.low, article.high)} the standard's time; "
+        f"the same formats on this machine's best kernels take {format_interval(best.time_ratio, best.low, best.high)}"
+    )
+    return sentence + (" (measured on a busy machine: inconclusive)." if article.contended or best.contended else ".")
+
+
+def _recipes(params: Params, card: machine.MachineCard, loaded: checkpoints.LoadedModel) -> Iterator[Recipe]:
+    """Standard, ARTICLE_FLASH, BEST_FLASH with its kernels chosen here, and the elements of ARTICLE_FLASH alone."""
+    base = recipes.standard("bf16" if card.standard_dtype == "bfloat16" else "fp32")
+    article = dataclasses.replace(recipes.ARTICLE_FLASH, sparsity=params.sparsity)
+    best = dataclasses.replace(recipes.BEST_FLASH, sparsity=params.sparsity)
+    yield base
+    yield article
+    yield kernels.fill(
+        best, shapes=[tuple(m.weight.shape) for m in rewrite.matrices(loaded.model)], n_threads=params.n_threads or None
+    )
+    if params.elements:
+        yield from recipes.elements(article, base).values()
+
+
+def _prefills(params: Params, loaded, built: dict) -> dict[str, Callable]:
+    text = checkpoints.load_text(params.text).evaluation
+    ids = checkpoints.windows(text, loaded.tokenizer, n_windows=1, window_tokens=params.input_tokens).to(params.device)
+    return {name: steps.prefill(variant, ids) for name, variant in built.items()}
+
+
+def _decodes(params: Params, loaded, built: dict) -> dict[str, Callable]:
+    context = params.input_tokens + params.output_tokens // 2
+    return {name: steps.decode(variant, context=context, seed=params.seed) for name, variant in built.items()}
+
+
+def _compare(calls: dict[str, Callable], params: Params) -> dict[str, timing.Comparison]:
+    return timing.compare_many(
+        calls, "standard", budget_s=params.budget_s, n_threads=params.n_threads or None, seed=params.seed
+    )
+
+
+def _prefill_in_steps(params: Params, loaded, standard) -> timing.Comparison:
+    """The standard's prefill in units of its own decode step: how long the two phases are against each other."""
+    variant = {"standard": standard}
+    return timing.compare(
+        _decodes(params, loaded, variant)["standard"],
+        _prefills(params, loaded, variant)["standard"],
+        budget_s=params.budget_s,
+        n_threads=params.n_threads or None,
+    )
+
+
+def _task(prefill, decode, length, params: Params) -> timing.Comparison:
+    """Task ratio (k · R_prefill + n · R_decode) / (k + n): k prefills' worth of decode steps, n steps; interval by Monte Carlo."""
+    generator = np.random.default_rng(params.seed)
+    n_steps = params.output_tokens - 1
+    draws = [_log_normal(part, generator) for part in (prefill, decode, length)]
+    ratios = (draws[2] * draws[0] + n_steps * draws[1]) / (draws[2] + n_steps)
+    ratio = (length.ratio * prefill.ratio + n_steps * decode.ratio) / (length.ratio + n_steps)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    reasons = {part.reason for part in (prefill, decode, length) if part.reason}
+    standard_s = prefill.standard_s + n_steps * decode.standard_s
+    return dataclasses.replace(
+        decode, ratio=ratio, low=float(low), high=float(high), n_pairs=min(prefill.n_pairs, decode.n_pairs, length.n_pairs),
+        standard_s=standard_s, flash_s=standard_s * ratio,
+        contended=prefill.contended or decode.contended or length.contended, reason="; ".join(sorted(reasons)),
+    )  # fmt: skip
+
+
+def _log_normal(comparison: timing.Comparison, generator: np.random.Generator) -> np.ndarray:
+    """Draws of a ratio whose logarithm is normal with the comparison's 95% interval."""
+    deviation = math.log(comparison.high / comparison.low) / (2 * 1.96)
+    return comparison.ratio * np.exp(deviation * generator.standard_normal(N_DRAWS))
+
+
+def _row(phase: str, variant, standard, comparison, params: Params, loaded, card) -> dict:
+    recipe: Recipe = variant.recipe
+    predicted = _predict(phase, recipe, standard.recipe, params, loaded, card)
+    return dict(
+        model=loaded.name, device=params.device, recipe=recipe.name.split(":")[0], element=_element(recipe), phase=phase, weight_format=recipe.weight_format,
+        kernel_path=recipe.kernel_path, kernel=recipe.kernel, kv_format=recipe.kv_format, sparsity=recipe.sparsity,
+        sparse_format=recipe.sparse_format, input_tokens=params.input_tokens, output_tokens=params.output_tokens,
+        time_s=comparison.flash_s, standard_s=comparison.standard_s, stored_bytes=variant.stored_bytes,
+        size_ratio=variant.stored_bytes / standard.stored_bytes, **predicted, **comparison.row(),
+    )  # fmt: skip
+
+
+def _element(recipe: Recipe) -> str:
+    """ "all" for a whole recipe, else the element that its name says is alone."""
+    return recipe.name.split(": ")[1].removesuffix(" alone") if ":" in recipe.name else "all"
+
+
+def _predict(phase: str, recipe: Recipe, base: Recipe, params: Params, loaded, card) -> dict:
+    """Predicted ratio with the ends that the two predictions' own ends allow."""
+    flash, standard = (_predicted_time(phase, r, params, loaded, card) for r in (recipe, base))
+    if recipe is base:
+        return dict(predicted_ratio=1.0, predicted_ratio_low=1.0, predicted_ratio_high=1.0)
+    return dict(
+        predicted_ratio=flash[0] / standard[0],
+        predicted_ratio_low=flash[1] / standard[2],
+        predicted_ratio_high=flash[2] / standard[1],
+    )
+
+
+def _predicted_time(phase: str, recipe: Recipe, params: Params, loaded, card) -> np.ndarray:
+    """(estimate, low, high) in seconds."""
+    hardware = machine.as_hardware(card)
+    context = {"prefill": params.input_tokens, "decode": params.input_tokens + params.output_tokens // 2}
+    if phase == "task":
+        parts = [_predicted_time(part, recipe, params, loaded, card) for part in ("prefill", "decode")]
+        return parts[0] + (params.output_tokens - 1) * parts[1]
+    found = roofline.step_time(loaded.shape, hardware, recipe, phase=phase, batch=1, context=context[phase])
+    return np.array([found.total_s, found.low_s, found.high_s])
+
+
+def _claim_rows(rows: list[dict], params: Params) -> Iterator[dict]:
+    for row in rows:
+        if row["recipe"] == "ARTICLE_FLASH" and row["element"] == "all":
+            yield claims.row(
+                "slowdown", "mechanism_here", row["time_ratio"], row["low"], row["high"], row["contended"],
+                config=f"{row['phase']}, {params.input_tokens} tokens in, {params.output_tokens} out",
+            )  # fmt: skip
+    # The articles' three overheads multiplied: 18% invalid operations, 22% of the time dequantizing, bandwidth use 85% -> 58%.
+    product = 1.18 * 1 / (1 - 0.22) * 85 / 58
+    yield claims.row("reconstruction_overheads", "as_stated", product, product, product, False, config="our arithmetic")

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from flashstudy.compress import rewrite
+from flashstudy.studies import length_crossover as study
+from tests import smoke
+
+NAME = "length_crossover"
+
+
+def test_smoke_run_answers_every_curve():
+    result = smoke.check_rows(NAME, ["crossover_status", "context", "time_ratio", "predicted_ratio"])
+    curves = result[result.crossover_status.notna()]
+    assert set(zip(curves.phase, curves.recipe, strict=True)) == {
+        (phase, recipe) for phase in ("prefill", "decode") for recipe in study.FLASH
+    }
+    assert set(curves.crossover_status) <= {"crosses", "always_faster", "always_slower", "inconclusive"}
+    crossing = curves[curves.crossover_status == "crosses"]
+    assert (crossing.low <= crossing.crossover_tokens).all() and (crossing.crossover_tokens <= crossing.high).all()
+
+
+def test_points_stay_inside_the_range_that_was_asked_for():
+    params = study.Params(**smoke.run(NAME).provenance["parameters"])
+    for name in ("prefill", "decode"):
+        lengths = study.phase(smoke.run(NAME).result, name).context.dropna()
+        assert lengths.between(getattr(params, f"{name}_start"), getattr(params, f"{name}_stop")).all()
+        assert len(lengths) >= 4
+
+
+def test_claims_get_numbers_with_their_configuration():
+    judged = smoke.check_verdicts(NAME, {"short_gain", "long_loss", "kv_decompression"})
+    assert 0 < judged.estimate["kv_decompression"] < 1
+    rows = smoke.run(NAME).result.dropna(subset=["claim_id"])
+    assert rows.config.str.len().gt(0).all()
+
+
+def test_a_curve_that_stays_below_one_is_in_words_always_faster():
+    assert "ARTICLE_FLASH in prefill" in study.headline(smoke.run(NAME).result)
+
+
+def test_first_layers_share_tensors_and_predict_the_same_hidden_states(tiny_llama):
+    short = rewrite.first_layers(tiny_llama, 1)
+    ids = torch.arange(8)[None]
+    with torch.inference_mode():
+        states = tiny_llama.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states[1]
+        # the last norm follows the last layer, so compare before it
+        short.get_decoder().norm = torch.nn.Identity()
+        assert torch.equal(short.get_decoder()(input_ids=ids).last_hidden_state, states)
+    assert tiny_llama.config.num_hidden_layers == 2
+    with pytest.raises(ValueError, match="n_layers 3 is not between 1 and the model's 2"):
+        rewrite.first_layers(tiny_llama, 3)
+
+
+def test_range_that_ends_before_it_starts_is_refused():
+    with pytest.raises(ValueError, match="decode_stop 64 must be above decode_start 128"):
+        study.Params(decode_stop=64)

@@ -1,0 +1,74 @@
+import dataclasses
+
+import pytest
+
+from flashstudy.measure.timing import Comparison
+from flashstudy.studies import slowdown_attribution as study
+from tests import smoke
+
+NAME = "slowdown_attribution"
+
+
+def exact(ratio: float, standard_s: float = 1.0) -> Comparison:
+    return Comparison(ratio, ratio, ratio, 10, standard_s, ratio * standard_s, False, "", 1)
+
+
+def test_smoke_run_compares_every_recipe_in_every_phase():
+    result = smoke.check_rows(NAME, ["recipe", "phase", "time_ratio", "predicted_ratio", "size_ratio"])
+    whole = result[result.claim_id.isna() & (result.element == "all")]
+    assert set(zip(whole.recipe, whole.phase, strict=True)) == {
+        (recipe, phase) for recipe in ("standard", "ARTICLE_FLASH", "BEST_FLASH") for phase in study.PHASES
+    }
+    assert (whole[whole.recipe == "standard"].time_ratio == 1).all()
+    elements = result[result.claim_id.isna() & (result.element != "all")]
+    assert set(elements.element) == {"weight_format", "sparsity", "kv_format"}
+
+
+def test_flash_variants_store_the_same_formats_and_less_than_the_standard():
+    result = smoke.run(NAME).result
+    sizes = result[result.phase == "decode"].set_index(["recipe", "element"]).size_ratio
+    assert sizes["BEST_FLASH", "all"] < 1 and sizes["ARTICLE_FLASH", "all"] < 1
+    # 106,168,320 projection weights: int8 plus a bitmap at 50% keeps 0.625 bytes of each, fp32 4; the tied head stays.
+    head = 49_152 * 576 + 61 * 576
+    article = (106_168_320 * 0.625 + 4 * head) / (4 * (106_168_320 + head))
+    if smoke.run(NAME).provenance["parameters"]["sparsity"] == 0.5 and "fp32" in set(result.weight_format.dropna()):
+        assert sizes["ARTICLE_FLASH", "all"] == pytest.approx(article, rel=0.01)
+
+
+def test_claims_get_numbers_and_the_reconstruction_is_its_arithmetic():
+    judged = smoke.check_verdicts(NAME, {"slowdown", "reconstruction_overheads"})
+    assert judged.estimate["reconstruction_overheads"] == pytest.approx(2.2171, abs=1e-4)  # 1.18 / 0.78 * 85 / 58
+    assert judged.as_stated["reconstruction_overheads"] == "supported"
+
+
+def test_headline_states_both_variants_with_intervals():
+    headline = study.headline(smoke.run(NAME).result)
+    assert headline.count("[") == 2 and "articles" in headline and "best kernels" in headline
+
+
+def test_task_ratio_weighs_the_phases_by_the_standards_time():
+    params = study.Params(output_tokens=11)
+    # a prefill as long as 30 steps at 2x, 10 steps at 4x: (30*2 + 10*4) / (30 + 10) = 2.5
+    task = study._task(exact(2.0), exact(4.0), exact(30.0), params)
+    assert task.ratio == pytest.approx(2.5)
+    assert (task.low, task.high) == pytest.approx((2.5, 2.5))
+
+
+def test_task_is_contended_when_any_of_its_parts_is():
+    busy = dataclasses.replace(exact(4.0), contended=True, reason="other work")
+    assert study._task(exact(2.0), busy, exact(30.0), study.Params()).contended
+    assert study._task(exact(2.0), exact(4.0), busy, study.Params()).contended
+
+
+def test_task_interval_carries_the_uncertainty_of_the_dominant_phase():
+    params = study.Params(output_tokens=11)
+    wide = dataclasses.replace(exact(4.0), low=4.0 / 1.1, high=4.0 * 1.1)
+    task = study._task(exact(2.0), wide, exact(0.001), params)
+    assert (task.low, task.high) == pytest.approx((4.0 / 1.1, 4.0 * 1.1), rel=0.01)
+
+
+def test_parameters_out_of_bounds_are_refused():
+    with pytest.raises(ValueError, match="sparsity"):
+        study.Params(sparsity=1.0)
+    with pytest.raises(ValueError, match="device"):
+        study.Params(device="tpu")
