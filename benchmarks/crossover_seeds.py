@@ -2,11 +2,12 @@
 
     python benchmarks/crossover_seeds.py --trials 200
 
-To reach: within 15% in at least 90% of 200 seeds with at most 12 evaluations, interval covering 90-99%; always_faster and
-always_slower recognized in at most 6; two crossings reported as such.
+To reach: within 15% in at least 90% of 200 seeds with at most 12 evaluations, interval covering 90-99%; always_faster
+and always_slower recognized in at most 6; two crossings reported as such.
 """
 
 import argparse
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def saturating(rng: np.random.Generator) -> tuple[float, Curve]:
             continue
         slope = crossing * (growing[0] - growing[1]) / (fixed[0] + growing[0] * crossing)
         if 0.15 <= abs(slope) <= 0.5:
-            return crossing, lambda n: (fixed[0] + growing[0] * n) / (fixed[1] + growing[1] * n)
+            return crossing, functools.partial(_costs_ratio, fixed, growing)
 
 
 def bent(rng: np.random.Generator) -> tuple[float, Curve]:
@@ -65,7 +66,19 @@ def bent(rng: np.random.Generator) -> tuple[float, Curve]:
         crossing = math.exp(rng.uniform(math.log(300), math.log(8000)))
         ends = [slope + 2 * bend * math.log(n / crossing) for n in (START, STOP)]
         if min(end * slope for end in ends) > 0:
-            return crossing, lambda n: math.exp(slope * math.log(n / crossing) + bend * math.log(n / crossing) ** 2)
+            return crossing, functools.partial(_bent_ratio, crossing, slope, bend)
+
+
+def _costs_ratio(fixed: np.ndarray, growing: np.ndarray, n: float) -> float:
+    return (fixed[0] + growing[0] * n) / (fixed[1] + growing[1] * n)
+
+
+def _bent_ratio(crossing: float, slope: float, bend: float, n: float) -> float:
+    return math.exp(slope * math.log(n / crossing) + bend * math.log(n / crossing) ** 2)
+
+
+def _parabola(middle: float, half: float, depth: float, n: float) -> float:
+    return math.exp(depth * (((math.log(n) - middle) / half) ** 2 - 1))
 
 
 def below(rng: np.random.Generator) -> Curve:
@@ -112,7 +125,7 @@ def two_crossings(sign: int, trials: int, noise: float) -> str:
         first = rng.uniform(math.log(300), math.log(1500))
         second = rng.uniform(first + 1.2, math.log(8000))
         middle, half, depth = (first + second) / 2, (second - first) / 2, rng.uniform(0.15, 0.4)
-        answer, _ = run(lambda n: math.exp(sign * depth * (((math.log(n) - middle) / half) ** 2 - 1)), rng, noise)
+        answer, _ = run(functools.partial(_parabola, middle, half, sign * depth), rng, noise)
         both += len(answer.crossings) == 2
         places = [math.log(found.estimate) for found in answer.crossings]
         within += len(places) == 2 and max(abs(places[0] - first), abs(places[1] - second)) <= math.log(1.2)

@@ -1,4 +1,4 @@
-"""A clock that only moves when a synthetic function is called: timing noise with a known truth, independent of the load."""
+"""A clock that only moves when a synthetic function is called: noise with a known truth, whatever the machine does."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Coverage of a known ratio under injected, autocorrelated noise: synthetic clock, so the machine's load does not matter.
+"""Coverage of a known ratio under injected, autocorrelated noise, on a synthetic clock: the load does not matter.
 
     python benchmarks/timing_coverage.py --trials 400
 
@@ -6,6 +6,7 @@ To reach: 92-99% of 400 trials.
 """
 
 import argparse
+import itertools
 import math
 import statistics
 
@@ -14,8 +15,6 @@ from synthetic import SyntheticClock, stopwatch
 from flashstudy.measure.timing import compare
 
 RATIO, STANDARD_S = 0.55, 3.5e-3
-# Standard deviation of one call and the correlation of one side's successive calls.
-CASES = [(noise, correlation) for noise in (0.01, 0.03, 0.08) for correlation in (0.0, 0.5, 0.8, 0.9)]
 
 
 def main() -> None:
@@ -23,12 +22,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--budget-s", type=float, default=1.0)
+    parser.add_argument("--ratio", type=float, nargs="*", default=[RATIO, 1.0])
+    parser.add_argument("--noise", type=float, nargs="*", default=[0.01, 0.03, 0.08], help="deviation of one call")
+    parser.add_argument(
+        "--correlation", type=float, nargs="*", default=[0.0, 0.5, 0.8, 0.9], help="of one side's calls"
+    )
     options = parser.parse_args()
-    for ratio in (RATIO, 1.0):
-        for noise, correlation in CASES:
-            print(
-                f"ratio {ratio:4.2f}  {line(ratio, noise, correlation, options.trials, options.budget_s)}", flush=True
-            )
+    for ratio, noise, correlation in itertools.product(options.ratio, options.noise, options.correlation):
+        print(f"ratio {ratio:4.2f}  {line(ratio, noise, correlation, options.trials, options.budget_s)}", flush=True)
 
 
 def line(ratio: float, noise: float, correlation: float, trials: int, budget_s: float) -> str:

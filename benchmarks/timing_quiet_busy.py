@@ -3,8 +3,9 @@
     python benchmarks/timing_quiet_busy.py --trials 20                # one thread
     python benchmarks/timing_quiet_busy.py --trials 20 --threads 2    # two threads: quiet reference of 20 s, one busy
 
-To reach on 2 quiet cores. One thread: at least 95% within 5% or contended; not flagged in 90% of the trials beside 0 or 1
-busy processes, 50% beside 2. Two threads: 95% flagged beside one; when quiet, 90% of the intervals cover the reference.
+To reach on 2 quiet cores. One thread: at least 95% within 5% or contended; not flagged in 90% of the trials beside 0
+or 1 busy processes, 50% beside 2. Two threads: 95% flagged beside one; when quiet, 90% of the intervals cover the
+reference.
 The error of torch.utils.benchmark (two medians, one after the other, the same seconds) is printed beside it.
 """
 

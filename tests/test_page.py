@@ -100,6 +100,10 @@ def test_attacks_in_outputs_and_prose_are_neutralized(attack):
     assert "<b>kept</b>" in text
 
 
+def test_of_dropped_elements_not_even_the_text_stays():
+    assert markup.safe_html("<b>kept</b><script>alert(1)</script><style>p {}</style><!-- note -->") == "<b>kept</b>"
+
+
 def test_an_svg_keeps_its_drawing_and_loses_the_rest():
     safe = markup.safe_svg(SVG_ATTACK, prefix="f-", label='a "figure" <here>')
     assert harmless(safe)

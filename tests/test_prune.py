@@ -40,6 +40,11 @@ def test_blocks_are_kept_or_dropped_whole_by_their_norm():
     assert not mask[:2, :2].any() and not mask[2:, 2:].any()
 
 
+def test_blocks_are_judged_by_their_norm_not_their_largest_weight():
+    weight = torch.tensor([[1.0, 0, 0.7, 0.7], [0, 0, 0.7, 0.7]])  # squares sum to 1 and to 1.96
+    assert block_mask(weight, 0.5, (2, 2))[0].tolist() == [False, False, True, True]
+
+
 def test_one_large_weight_saves_its_block():
     weight = torch.full((2, 8), 0.1)
     weight[1, 6] = 5

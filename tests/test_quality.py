@@ -1,4 +1,5 @@
 import math
+import os
 
 import pytest
 import torch
@@ -61,12 +62,8 @@ def test_each_window_is_scored_alone(tiny_model):
 def test_heads_that_scale_their_logits_go_through_the_whole_model(tiny_model, monkeypatch):
     expected = token_nll(tiny_model, IDS)
     tiny_model.config.logits_scaling = 8.0
-    whole = []
-    monkeypatch.setattr(
-        type(tiny_model),
-        "forward",
-        lambda self, *a, _f=type(tiny_model).forward, **k: whole.append(1) or _f(self, *a, **k),
-    )
+    whole, forward = [], tiny_model.forward
+    monkeypatch.setattr(tiny_model, "forward", lambda **inputs: whole.append(1) or forward(**inputs))
     assert torch.allclose(token_nll(tiny_model, IDS), expected, atol=1e-5) and len(whole) == 3
     with pytest.raises(InputError, match="changes its logits after the head"):
         remember(tiny_model, IDS)
@@ -157,13 +154,18 @@ def test_encoders_have_no_likelihood(tiny_model):
         token_nll(Encoder(), IDS)
 
 
-# --- the real default model: about 40 s with two threads on two quiet cores --------------------------------------------
+# --- the real default model: about 30 s on two quiet cores -----------------------------------------------------------
+
+
+def use_free_cores():
+    """Two threads where the machine is free; beside other work two threads wait for each other, and one is faster."""
+    torch.set_num_threads(2 if os.getloadavg()[0] < 1.5 else 1)
 
 
 @pytest.fixture(scope="module")
 def real(default_model, default_text):
-    """Windows, and the standard's loss on them."""
-    torch.set_num_threads(2)
+    """The model, the windows, the standard's loss on them, and whether they are those of the expected value."""
+    use_free_cores()
     ids = windows(default_text.evaluation, default_model.tokenizer, n_windows=16, window_tokens=512)
     return default_model, ids, token_nll(default_model.model, ids), default_text.sha256 == TEXT_SHA256
 
@@ -179,11 +181,11 @@ def test_the_default_model_loses_what_it_always_has(real):
 
 def test_int8_per_channel_costs_less_than_a_hundredth_of_a_nat(real):
     loaded, ids, reference, _ = real
-    torch.set_num_threads(2)
-    # rounded once, multiplied dense: the cost of the format, whatever kernel runs it
+    use_free_cores()
+    # rounded once, multiplied dense: the cost of the format, whatever kernel runs it; every second window saves time
     recipe = Recipe(name="int8", weight_format="int8", kernel_path="stored_dense")
-    nll = token_nll(variants.build(loaded, recipe).model, ids)
-    interval = paired_difference(nll, reference)
+    nll = token_nll(variants.build(loaded, recipe).model, ids[::2])
+    interval = paired_difference(nll, reference[::2])
     assert -0.01 < interval.low < interval.high < 0.01
-    assert interval.n_tokens == 16 * 511
-    assert (nll - reference).abs().max() > 0.01  # single tokens do move: the weights were rounded
+    assert interval.n_tokens == 8 * 511
+    assert (nll - reference[::2]).abs().max() > 0.01  # single tokens do move: the weights were rounded

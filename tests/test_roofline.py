@@ -8,7 +8,7 @@ import pytest
 from flashstudy.facts import hardware, models
 from flashstudy.facts.recipes import ARTICLE_FLASH, BEST_FLASH, Recipe, elements, standard
 from flashstudy.predict.constants import CONSTANTS
-from flashstudy.predict.roofline import PARTS, linear_time, ratio, step_time
+from flashstudy.predict.roofline import PARTS, in_sequence, linear_time, ratio, step_time
 
 DEVICES, MODELS = hardware.load(), models.load()
 A100 = DEVICES["A100-80"]
@@ -184,3 +184,14 @@ def test_a_prediction_is_cheap():
     for _ in range(200):
         seconds(BEST_FLASH)
     assert time.process_time() - start < 2
+
+
+def test_steps_in_sequence_add_their_times_and_keep_their_interval():
+    prefill, decode = (
+        step_time(MODELS["llama3-8b"], A100, BF16, phase=phase, batch=1, context=256) for phase in ("prefill", "decode")
+    )
+    task = in_sequence([(prefill, 1), (decode, 63)])
+    assert task.total_s == pytest.approx(prefill.total_s + 63 * decode.total_s)
+    assert sum(task.parts_s.values()) == pytest.approx(task.total_s)
+    alone = in_sequence([(decode, 5)])
+    assert alone.high_s / alone.total_s == pytest.approx(decode.high_s / decode.total_s)

@@ -15,7 +15,8 @@ from flashstudy.compress.variants import share
 
 # The suffixes under which transformers' Llama-like decoders and BERT-like encoders keep their projections.
 KINDS = {
-    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o", "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
+    "q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o",
+    "gate_proj": "gate", "up_proj": "up", "down_proj": "down",
     "self.query": "q", "self.key": "k", "self.value": "v", "attention.output.dense": "o", "intermediate.dense": "up",
     "output.dense": "down",
 }  # fmt: skip

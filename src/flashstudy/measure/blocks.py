@@ -1,6 +1,7 @@
 """One block: a few calls of one function, timed together, with the judgement whether the machine was ours meanwhile."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ CLOCK_SHARE, READING_SHARE = 0.01, 0.1
 # A thread that was just put back on a core is slower for about a millisecond: caches and address translations are
 # cold.
 SETTLED_S = 1e-3
+# After a wait, so many blocks begin by offering the core to whoever else wants it.
+CROWDED_BLOCKS = 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Stopwatch:
     n_threads: int = 1
     timed_s: float = 0.0
     _undisturbed_s: float = 0.0
+    _crowded: int = 0
     _last: Reading | None = None
     _overhead_s: float | None = None
 
@@ -59,6 +63,7 @@ class Stopwatch:
         if self._overhead_s is None:
             self._overhead_s = self._empty_call_s()
         backend = self.backend or HOST
+        self._give_way(backend)
         backend.synchronize()
         before = self.watch.read()
         result, calls, start = None, range(n_calls), self.clock()
@@ -72,12 +77,23 @@ class Stopwatch:
         call_s = max(wall_s / n_calls - self._overhead_s, wall_s / n_calls / 2)
         return self._judge(call_s, wall_s, before, after, backend.runs_on_host)
 
+    def _give_way(self, backend: Backend) -> None:
+        """Where the core is shared, let the others run now: the block then begins with a full turn of its own.
+
+        With the core to itself the thread goes on at once. Several threads would not come back together.
+        """
+        if self._crowded and self.n_threads == 1 and backend.runs_on_host and hasattr(os, "sched_yield"):
+            os.sched_yield()
+        self._crowded = max(0, self._crowded - 1)
+
     def _judge(self, call_s: float, wall_s: float, before: Reading, after: Reading, runs_on_host: bool) -> Block:
         """The block with the accounts' verdict; keeps track of how long the process has run undisturbed."""
         during, waited_before = between(before, after), between(self._last or before, before).run_delay_s
         self._last = after
         if waited_before > TOLERANCE_S:
             self._undisturbed_s = 0.0
+        if max(waited_before, during.run_delay_s) > TOLERANCE_S:
+            self._crowded = CROWDED_BLOCKS
         settled = self._undisturbed_s >= SETTLED_S or not during.knows_delay
         self._undisturbed_s = 0.0 if during.run_delay_s > TOLERANCE_S else self._undisturbed_s + wall_s
         reason = during.reason(wall_s, self.n_threads, runs_on_host)

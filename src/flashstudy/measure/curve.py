@@ -18,7 +18,7 @@ BENDS = {0.1: 0.45, 0.3: 0.35, 1.0: 0.2}
 # Noise of one point, relative: about 5%, anything from 1% to 20% is believed when the points say so.
 NOISES = np.geomspace(0.005, 0.3, 15)
 TYPICAL_NOISE, NOISE_SPREAD = 0.05, 0.5
-N_GRID, N_DRAWS = 97, 400
+N_GRID, N_DRAWS = 65, 400
 
 
 @dataclass(frozen=True)

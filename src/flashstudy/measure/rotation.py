@@ -1,7 +1,7 @@
 """Layers that come from memory: enough copies of one weight, used in turn, that none is still in the cache.
 
-A real model reads every weight once per step, so by the time a layer's turn comes again the others have pushed it out of
-the cache. One copy used again and again would sit in the last-level cache and look several times faster.
+A real model reads every weight once per step, so when a layer's turn comes again the others have pushed it out of the
+cache. One copy used again and again would sit in the last-level cache and look several times faster.
 """
 
 import copy

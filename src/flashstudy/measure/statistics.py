@@ -127,22 +127,22 @@ def drift(times_s: np.ndarray) -> float:
 
 
 def waiting_quantum_s(
-    times_s: np.ndarray, quanta_s: tuple[float, ...] = (1e-3, 2e-3, 3e-3, 4e-3, 8e-3, 10e-3)
+    times_s: np.ndarray, quanta_s: tuple[float, ...] = (10e-3, 8e-3, 4e-3, 3e-3, 2e-3, 1e-3)
 ) -> float:
     """The scheduler's quantum, if the times [n] above their floor come in its multiples, else 0.
 
-    Needs 8 blocks, 30% of them late, that fall within a tenth of a multiple more often than the fifth that chance
-    puts there (binomial test at 0.1%). Finds waits that no account shows, as on macOS or when the host takes the
-    whole core.
+    Of at least 8 late blocks (30% of all), 80% lie within a tenth of a multiple, where chance puts a fifth (binomial
+    test at 0.1%). Finds waits that no account shows, as on macOS or when the host takes the whole core.
     """
-    times_s = np.asarray(times_s, dtype=float)
-    excess = times_s - np.percentile(times_s, 10) if len(times_s) else times_s
-    for quantum in sorted(quanta_s, reverse=True):
-        late = excess[excess > quantum / 2]
-        if len(late) < max(8, 0.3 * len(times_s)):
-            continue
-        steps = late / quantum
-        near = int((np.abs(steps - np.round(steps)) < 0.1).sum())
-        if stats.binomtest(near, len(late), 0.2, alternative="greater").pvalue < 1e-3:
-            return quantum
+    if len(times_s) == 0:
+        return 0.0
+    excess = np.asarray(times_s, dtype=float) - np.percentile(times_s, 10)
+    late = excess[excess > min(quanta_s) / 2]
+    if len(late) < max(8, 0.3 * len(excess)):
+        return 0.0
+    for quantum_s in quanta_s:
+        steps = late / quantum_s
+        near = int(((np.abs(steps - np.round(steps)) < 0.1) & (steps > 0.5)).sum())
+        if near >= 0.8 * len(late) and stats.binomtest(near, len(late), 0.2, alternative="greater").pvalue < 1e-3:
+            return quantum_s
     return 0.0

@@ -49,7 +49,7 @@ def measure(
     n_threads: int | None = None,
     seed: int = 0,
 ) -> Streams:
-    """Times x [rows, in] through every entry of `layers` (its copies in rotation), with plain reads of `dense`'s weights.
+    """x [rows, in] through every entry of `layers` (its copies in rotation), timed with plain reads of `dense`'s.
 
     `beside`: further calls for the same rounds that read nothing countable. budget_s: seconds for each.
     """

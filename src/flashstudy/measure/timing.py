@@ -51,10 +51,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of several alternatives, from which any of them can be compared with any other."""
+    """Rounds of several alternatives, from which any of them can be compared with any other.
+
+    given_up: why more threads were tried and not used, "" otherwise. insisted: the number of threads was asked for.
+    """
 
     trial: Trial
-    asked_threads: int
+    given_up: str
     insisted: bool
 
     def against(self, reference: str) -> dict[str, Comparison]:
@@ -62,7 +65,7 @@ class Rounds:
         if reference not in self.trial.functions:
             raise ValueError(f"reference {reference!r} is not among the functions {list(self.trial.functions)}")
         trial = replace(self.trial, reference=reference)
-        return {name: _comparison(trial, name, self.asked_threads, self.insisted) for name in trial.functions}
+        return {name: _comparison(trial, name, self.given_up, self.insisted) for name in trial.functions}
 
     def median_s(self, name: str) -> float:
         """Median seconds a call over the clean rounds."""
@@ -119,17 +122,19 @@ def measure(
     _check(functions, budget_s, n_threads, min_pairs)
     asked = n_threads or default_threads()
     stopwatch = stopwatch or Stopwatch()
+    given_up = ""
     try:
         for threads in _fewer_and_fewer(asked):
             stopwatch.n_threads = threads
             trial = Trial(functions, next(iter(functions)), stopwatch, random.Random(seed), min_pairs, precision)
             with prepared(threads):
                 trial.run(budget_s)
-            if not trial.problem() or not stopwatch.backend.runs_on_host:
+            if not trial.problem() or not stopwatch.backend.runs_on_host or threads == 1:
                 break
+            given_up = given_up or f"with {threads} threads {trial.problem()}, so this is for "
     finally:
         stopwatch.watch.close()
-    return Rounds(trial, asked, insisted=n_threads is not None)
+    return Rounds(trial, given_up, insisted=n_threads is not None)
 
 
 def _check(functions: Mapping[str, Function], budget_s: float, n_threads: int | None, min_pairs: int) -> None:
@@ -149,15 +154,15 @@ def _fewer_and_fewer(n_threads: int) -> list[int]:
     return [n_threads >> step for step in range(n_threads.bit_length())]
 
 
-def _comparison(trial: Trial, name: str, asked: int, insisted: bool) -> Comparison:
+def _comparison(trial: Trial, name: str, given_up: str, insisted: bool) -> Comparison:
     """The trial's answer for one function; refused where it has a problem or is not about the threads insisted on."""
     threads, problem, interval = trial.stopwatch.n_threads, trial.problem(), trial.interval(name)
-    fewer = f"other work kept {asked} threads from their cores, so this is for {threads}" if threads != asked else ""
+    fewer = f"{given_up}{threads}" if given_up else ""
     return Comparison(
         ratio=math.exp(interval.estimate),
         low=math.exp(interval.low),
         high=math.exp(interval.high),
-        n_pairs=len(trial.log_ratios(name)),
+        n_pairs=len(trial.pairs(name)),
         standard_s=trial.median_s(trial.reference),
         flash_s=trial.median_s(name),
         contended=bool(problem) or (bool(fewer) and insisted),

@@ -12,7 +12,8 @@ import numpy as np
 from . import backends
 from .blocks import Block, Stopwatch
 from .contention import pressure_s
-from .statistics import Interval, correlated_interval, drift, pairs_needed, still_falling, waiting_quantum_s
+from .selection import Pairs, choose
+from .statistics import Interval, drift, pairs_needed, still_falling, waiting_quantum_s
 
 # Pairs and share of the budget before the pilot decides how many pairs are enough.
 PILOT_PAIRS, PILOT_SHARE = 60, 0.4
@@ -22,9 +23,9 @@ LOOK_EVERY = 10
 FEWEST_CLEAN_SHARE = {"one thread": 0.08, "several": 2 / 3}
 MOST_DELAY_SHARE_OF_SEVERAL = 0.05
 GRACE = 2.0
+# A first call this long has warmed up whatever there is: one call is a block; another would cost more than it tells.
+LONG_S = 0.1
 MOST_DRIFT = 0.3
-# Seconds one first-touch page fault costs, kernel and zeroing together: 0.1-1 microsecond, the lower half.
-FAULT_S = 0.25e-6
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Trial:
     min_pairs: int
     precision: float
     rounds: list[dict[str, Block]] = field(default_factory=list)
+    first_s: dict[str, float] = field(default_factory=dict)
     enough: float = math.inf
     wall_s: float = 0.0
     timed_s: float = 0.0
@@ -64,7 +66,11 @@ class Trial:
     def _first_calls(self) -> None:
         """Call each function once and learn from the results what must be waited for."""
         clock, start = self.stopwatch.clock, self.stopwatch.clock()
-        results = [function() for function in self.functions.values()]
+        results = []
+        for name, function in self.functions.items():
+            began = clock()
+            results.append(function())
+            self.first_s[name] = clock() - began
         if self.stopwatch.backend is None:
             self.stopwatch.backend = backends.for_results(results)
         self.stopwatch.backend.synchronize()
@@ -74,8 +80,9 @@ class Trial:
     def _warm_up(self, most_s: float) -> dict[str, int]:
         """Run each function until its times no longer fall, for at most that long; calls a block by function."""
         clock, start = self.stopwatch.clock, self.stopwatch.clock()
-        taken = {name: [self.stopwatch.block(function, 1)] for name, function in self.functions.items()}
-        calls = {name: self.stopwatch.calls_per_block(blocks[0].call_s) for name, blocks in taken.items()}
+        calls = {name: 1 for name, first_s in self.first_s.items() if first_s > LONG_S}
+        taken = {name: [self.stopwatch.block(self.functions[name], 1)] for name in self.functions if name not in calls}
+        calls |= {name: self.stopwatch.calls_per_block(blocks[0].call_s) for name, blocks in taken.items()}
         while clock() - start < most_s and not all(map(_is_warm, taken.values())):
             for name, blocks in taken.items():
                 blocks.append(self.stopwatch.block(self.functions[name], calls[name]))
@@ -93,9 +100,13 @@ class Trial:
             self.enough = self._pairs_enough()
         return self._n_clean() >= self.enough or (used > PILOT_SHARE / 2 and self._hopeless())
 
+    def pairs(self, name: str) -> Pairs:
+        """The pairs of one function with the reference that may be believed."""
+        return choose(self.rounds, name, self.reference, self.min_pairs)
+
     def _n_clean(self) -> int:
-        """Clean rounds of the alternative that has fewest."""
-        return min(len(self.clean_rounds(name)) for name in self.functions if name != self.reference)
+        """Believable pairs of the alternative that has fewest."""
+        return min(len(self.pairs(name)) for name in self.functions if name != self.reference)
 
     def _hopeless(self) -> bool:
         """Several threads that were mostly kept waiting will not do better: the time is worth more with fewer."""
@@ -108,32 +119,10 @@ class Trial:
         """
         if self.stopwatch.n_threads > 1:
             return math.inf
-        ratios = [self.log_ratios(name) for name in self.functions if name != self.reference]
-        if min(map(len, ratios)) < PILOT_PAIRS:
+        pilots = [self.pairs(name) for name in self.functions if name != self.reference]
+        if min(map(len, pilots)) < PILOT_PAIRS:
             return math.inf
-        return max(pairs_needed(values, self.precision) for values in ratios)
-
-    def clean_rounds(self, name: str) -> list[dict[str, Block]]:
-        """The rounds in which neither the function's nor the reference's block was disturbed or touched new memory.
-
-        Where enough of them began on a settled thread, only those: just after a switch a core is a few percent slow.
-        """
-        faults = {key: self._usual_faults(key) for key in (name, self.reference)}
-        clean = [
-            taken
-            for taken in self.rounds
-            if all(taken[key].clean and not _touched_memory(taken[key], usual) for key, usual in faults.items())
-        ]
-        settled = [taken for taken in clean if all(taken[key].settled for key in faults)]
-        return settled if len(settled) >= max(self.min_pairs, len(clean) / 4) else clean
-
-    def _usual_faults(self, name: str) -> float:
-        """Page faults of the function's typical block: a function that faults in every call does so in earnest."""
-        return float(np.median([taken[name].faults for taken in self.rounds])) if self.rounds else 0.0
-
-    def log_ratios(self, name: str) -> np.ndarray:
-        """ln(time / reference time) of the clean rounds, in the order they were taken."""
-        return _log_ratios(self.clean_rounds(name), name, self.reference)
+        return max(pairs_needed(pilot.log_ratios, self.precision) for pilot in pilots)
 
     def clean_share(self) -> float:
         """Share of the rounds that are clean for every alternative."""
@@ -164,35 +153,29 @@ class Trial:
 
     def _quantum(self) -> str:
         for name in self.functions:
-            quantum_s = waiting_quantum_s(np.array([taken[name].wall_s for taken in self.clean_rounds(name)]))
+            quantum_s = waiting_quantum_s(np.array([taken[name].wall_s for taken in self.pairs(name).rounds]))
             if quantum_s:
                 return f"times come in steps of {quantum_s * 1e3:.0f} ms, as when a thread waits for its core"
         return ""
 
     def _drift(self) -> str:
-        moved = drift(np.array([taken[self.reference].call_s for taken in self.clean_rounds(self.reference)]))
+        moved = drift(self.pairs(self.reference).times_s(self.reference))
         return f"the speed of {self.reference!r} changed by {moved:.0%} meanwhile" if moved > MOST_DRIFT else ""
 
     def interval(self, name: str) -> Interval:
-        """Log ratio with its interval, from the clean rounds, or from all when fewer than two are clean."""
-        values = self.log_ratios(name)
-        return correlated_interval(values if len(values) > 1 else _log_ratios(self.rounds, name, self.reference))
+        """Log ratio with its interval, from the believable pairs, or from all when fewer than two are left."""
+        pairs = self.pairs(name)
+        return (pairs if len(pairs) > 1 else self._all(name)).interval
 
     def median_s(self, name: str) -> float:
-        """Median seconds a call over the clean rounds, or over all when none is."""
-        return float(np.median([taken[name].call_s for taken in self.clean_rounds(name) or self.rounds]))
+        """Median seconds a call over the believable pairs, or over all when none is left."""
+        return float(np.median((self.pairs(name) or self._all(name)).times_s(name)))
 
-
-def _log_ratios(rounds: list[dict[str, Block]], name: str, reference: str) -> np.ndarray:
-    return np.array([math.log(taken[name].call_s / taken[reference].call_s) for taken in rounds])
+    def _all(self, name: str) -> Pairs:
+        return Pairs(tuple(self.rounds), 0.0, name, self.reference)
 
 
 def _is_warm(blocks: list[Block]) -> bool:
     """Whether the last eight blocks show no falling trend any more; blocks that were disturbed say nothing."""
     times = [block.call_s for block in blocks[1:] if block.clean]
     return len(times) >= WARM_UP_WINDOW and not still_falling(np.array(times[-WARM_UP_WINDOW:]))
-
-
-def _touched_memory(block: Block, usual_faults: float) -> bool:
-    """Whether more page faults than usual cost over 1% of the block."""
-    return (block.faults - 2 * usual_faults) * FAULT_S > 0.01 * block.wall_s

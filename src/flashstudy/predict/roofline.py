@@ -98,6 +98,23 @@ def ratio(variant: Prediction, standard: Prediction) -> tuple[float, float, floa
     return estimate, estimate / growth, estimate * growth
 
 
+def in_sequence(steps: Iterable[tuple[Prediction, float]]) -> Prediction:
+    """The time of several steps after another, as (prediction, how often): a task is a prefill and its decode steps.
+
+    Times add; a constant's shift of the sum is that of the parts, weighted by their time (first order).
+    """
+    steps = list(steps)
+    total_s = sum(step.total_s * times for step, times in steps)
+    weights = [step.total_s * times / total_s for step, times in steps]
+    shifts = {
+        name: sum(weight * step.shifts[name] for weight, (step, _) in zip(weights, steps, strict=True))
+        for name in steps[0][0].shifts
+    }
+    parts_s = {name: sum(step.parts_s[name] * times for step, times in steps) for name in PARTS}
+    growth = math.exp(math.hypot(*shifts.values()))
+    return Prediction(total_s, total_s / growth, total_s * growth, parts_s, shifts)
+
+
 def compute_format_of(recipe: Recipe, hardware: Hardware) -> str:
     """The format of activations: the recipe's own, that of float weights, else the best 16-bit format or fp32."""
     if recipe.activation_format in ("fp32", "bf16", "fp16"):

@@ -30,9 +30,7 @@ def judge(result: pd.DataFrame, claims: pd.DataFrame) -> pd.DataFrame:
     `unit`, the shown verdict's `band_low` and `band_high`, and `as_stated_*`: the numbers and reason of that verdict.
     Raises ValueError for a claim row whose verdict_kind is not one of VERDICT_KINDS.
     """
-    rows = defaultdict(list)
-    for row in claim_rows(result).to_dict("records"):
-        rows[row["claim_id"]].append(row)
+    rows = _by_claim(result)
     return pd.DataFrame([_judge_claim(claim, rows[claim["claim_id"]]) for claim in claims.to_dict("records")])
 
 
@@ -41,9 +39,10 @@ def ledger(runs: Iterable["Run"]) -> pd.DataFrame:
 
     At most one run a study. A result that cannot be judged counts as no study, and the reason says why.
     """
+    claims = ledger_file.load().to_dict("records")
     by_study = {run.name: run for run in runs}
-    groups = ledger_file.load().groupby("study", sort=False)
-    return pd.concat([_judge_study(claims, by_study.get(study)) for study, claims in groups], ignore_index=True)
+    read = {study: _read(study, by_study.get(study)) for study in {claim["study"] for claim in claims}}
+    return pd.DataFrame([_ledger_row(claim, by_study.get(claim["study"]), *read[claim["study"]]) for claim in claims])
 
 
 def claim_rows(result: pd.DataFrame) -> pd.DataFrame:
@@ -58,19 +57,32 @@ def claim_rows(result: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _judge_study(claims: pd.DataFrame, run: "Run | None") -> pd.DataFrame:
-    note = "" if run else f"{claims['study'].iloc[0]} has not run here yet."
+def _by_claim(result: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    rows = defaultdict(list)
+    for row in claim_rows(result).to_dict("records"):
+        rows[row["claim_id"]].append(row)
+    return rows
+
+
+def _read(study: str, run: "Run | None") -> tuple[dict[str, list], str]:
+    """A study's claim rows, and why there are none where its run is missing or cannot be judged."""
+    if run is None:
+        return defaultdict(list), f"{study} has not run here yet."
     try:
-        judged = judge(run.result if run else pd.DataFrame(), claims)
+        return _by_claim(run.result), ""
     except ValueError as error:
-        judged, note = judge(pd.DataFrame(), claims), f"The result cannot be judged: {error}"
-    if note:
-        shown = judged["mechanism_here"].where(judged["mechanism_here"] != NOT_TESTABLE, judged["as_stated"])
-        judged.loc[shown == NO_STUDY, "reason"] = note
-        judged.loc[judged["as_stated"] == NO_STUDY, "as_stated_reason"] = note
-    facts = claims.rename(columns={"mechanism_here": "mechanism"})[_LEDGER_COLUMNS].reset_index(drop=True)
-    origin = {"run_id": run.run_id, "profile": run.profile} if run else {"run_id": "", "profile": ""}
-    return pd.concat([judged, facts.assign(**origin)], axis=1)
+        return defaultdict(list), f"The result cannot be judged: {error}"
+
+
+def _ledger_row(claim: dict[str, Any], run: "Run | None", rows: dict[str, list], note: str) -> dict[str, Any]:
+    judged = _judge_claim(claim, rows[claim["claim_id"]])
+    shown = judged["as_stated"] if judged["mechanism_here"] == NOT_TESTABLE else judged["mechanism_here"]
+    if note and shown == NO_STUDY:
+        judged["reason"] = note
+    if note and judged["as_stated"] == NO_STUDY:
+        judged["as_stated_reason"] = note
+    facts = {name: claim["mechanism_here" if name == "mechanism" else name] for name in _LEDGER_COLUMNS}
+    return judged | facts | {"run_id": run.run_id if run else "", "profile": run.profile if run else ""}
 
 
 def _judge_claim(claim: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """At which sequence length does Flash start or stop paying?
 
 The ratio of Flash to standard is followed over length, prefill and decode apart, and `measure.crossover` chooses the
-lengths. Only the first decoder layers are timed: all are alike, the embedding and the output head do not depend on length,
-and a layer's ratio needs seconds where the whole model's needs minutes.
+lengths. Only the first decoder layers are timed: all are alike, the embedding and the output head do not depend on
+length, and a layer's ratio needs seconds where the whole model's needs minutes.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ from flashstudy.predict import roofline
 FLASH = ("ARTICLE_FLASH", "BEST_FLASH")
 SHORT_TOKENS = 1024  # the article's "short": tasks below 1K tokens
 KV_CONTEXT = 4096  # the ledger's length for the share of KV decompression
-COLUMNS_SHOWN = ["recipe", "phase", "crossover_status", "crossover_tokens", "context", "time_ratio", "low", "high", "predicted_ratio", "n_pairs", "contended"]  # fmt: skip
 
 
 class Params(BaseModel):
@@ -187,7 +186,7 @@ def _length_claims(rows: list[dict]) -> Iterator[dict]:
 
 
 def _kv_share(params: Params, variant) -> dict:
-    """Share of an ARTICLE_FLASH decode step that dequantizing the cache takes, that work alone against the whole step."""
+    """Share of an ARTICLE_FLASH decode step that dequantizing the cache takes: that work alone against the whole."""
     context = min(KV_CONTEXT, params.decode_stop)
     step = steps.decode(variant, context=context, seed=params.seed, head=False)
     share = timing.compare(

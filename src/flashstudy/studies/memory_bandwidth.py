@@ -1,7 +1,7 @@
 """Does a layer with fewer bits really read fewer bytes, and does it show?
 
-One projection in every format and on every kernel that runs here, weights rotated so that they come from memory, timed in
-the same rounds as plain reads of that memory. The fastest of them all is the ceiling that the others' share (MBU) is of.
+One projection in every format and on every kernel that runs here, its weights rotated so that they come from memory,
+timed in the same rounds as plain reads of that memory. The fastest of them is the ceiling of the others' share (MBU).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from flashstudy.compress import prune
 from flashstudy.compress.linear import CompressedLinear, KernelInfo, WeightLayout, available_kernels, make_linear
 from flashstudy.facts import claims, models
 from flashstudy.facts.recipes import ARTICLE_FLASH
+from flashstudy.facts.units import format_interval
 from flashstudy.measure import machine, rotation, streams, timing
 
 Format = Literal["fp32", "bf16", "fp16", "int8", "int4"]
@@ -27,7 +28,6 @@ UNPACKED = {
     "int8 dequantize": "INT8 dense, dequantized at every call",
     f"{ARTICLE} bitmap": "INT8 bitmap at 50% sparsity",
 }
-COLUMNS_SHOWN = ["weight_format", "kernel", "role", "rows", "residency", "time_ratio", "low", "high", "mbu", "read_bytes", "n_pairs", "contended"]  # fmt: skip
 
 
 class Params(BaseModel):
@@ -100,7 +100,8 @@ def headline(result: pd.DataFrame) -> str:
     for name, group in rows[rows.weight_format.isin(["int8", "int4"])].groupby("weight_format"):
         best, naive = group.loc[group.time_ratio.idxmin()], group[group.role == "naive"].iloc[0]
         parts.append(
-            f"{name.upper()} takes {best.time_ratio:.2f}× of the standard's time on {best.kernel}, {naive.time_ratio:.1f}× when dequantized naively"
+            f"{name.upper()} takes {format_interval(best.time_ratio, best.low, best.high)} of the standard's time on "
+            f"{best.kernel}, {format_interval(naive.time_ratio, naive.low, naive.high)} when dequantized naively"
         )
     return f"With {rows.rows.min():.0f} row, " + "; ".join(parts) + "."
 
@@ -128,8 +129,8 @@ def _name(info: KernelInfo) -> str:
 
 def _factors(info: KernelInfo) -> dict:
     return dict(
-        weight_format=info.weight_format, kernel=info.kernel, kernel_path=info.kernel_path, sparse_format=info.sparse_format,
-        sparsity=ARTICLE_FLASH.sparsity if info.sparse_format == "bitmap" else 0.0, role=info.role,
+        weight_format=info.weight_format, kernel=info.kernel, kernel_path=info.kernel_path, role=info.role,
+        sparse_format=info.sparse_format, sparsity=ARTICLE_FLASH.sparsity if info.sparse_format == "bitmap" else 0.0,
     )  # fmt: skip
 
 

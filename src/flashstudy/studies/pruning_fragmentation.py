@@ -1,8 +1,8 @@
 """Which sparsity, in which format, saves time or bytes at all?
 
-The same random weight, pruned to several sparsities, stored in each format and multiplied, weights beyond the cache. What
-the pattern costs in quality is measured on a real model, pruned by magnitude without recovery, with the same share of
-zeros. Stored bytes are counted exactly, indices and scales included.
+The same random weight, pruned to several sparsities, stored in each format and multiplied, weights beyond the cache.
+What the pattern costs in quality is measured on a real model, pruned by magnitude without recovery, with the same share
+of zeros. Stored bytes are counted exactly, indices and scales included.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,6 @@ FORMATS = (
     ("block", "bsr", "fp32", "bsr"),
 )
 BASELINE = "dense fp32"
-COLUMNS_SHOWN = ["sparsity", "pattern", "sparse_format", "weight_format", "time_ratio", "low", "high", "mbu", "compression", "occupancy", "n_pairs", "contended"]  # fmt: skip
 
 
 class Params(BaseModel):
@@ -138,7 +137,8 @@ def measure_quality(params: Params, report: Callable) -> Iterator[dict]:
             nll = quality.token_nll(pruned, windows)
             change = quality.paired_difference(nll, reference, seed=params.seed)
             yield dict(
-                model=loaded.name, text=text.name, sparsity=sparsity, pattern=pattern, block=_block_name(params.block, pattern),
+                model=loaded.name, text=text.name, sparsity=sparsity, pattern=pattern,
+                block=_block_name(params.block, pattern),
                 nll_nats=nll.mean().item(), delta_nll_nats=change.estimate, low=change.low, high=change.high,
                 n_tokens=nll.numel(), contended=False,
             )  # fmt: skip
@@ -174,8 +174,8 @@ def _block_name(block: int, pattern: str) -> str | None:
 def _factors(params: Params, fmt: tuple, sparsity: float) -> dict:
     pattern, sparse_format, weight_format, kernel = fmt
     return dict(
-        model=params.shape, sparsity=sparsity, pattern=pattern, sparse_format=sparse_format, weight_format=weight_format,
-        kernel=kernel, rows=params.rows, block=_block_name(params.block, pattern),
+        model=params.shape, sparsity=sparsity, pattern=pattern, sparse_format=sparse_format,
+        weight_format=weight_format, kernel=kernel, rows=params.rows, block=_block_name(params.block, pattern),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What does each bit, and each way of sharing a scale, cost in quality?
 
-Every projection of the model is rounded to a few levels and back. First the error of each matrix by kind and depth, then
-what the whole model loses when all of them are rounded: likelihood and KL divergence, paired token by token with the
+Every projection of the model is rounded to a few levels and back. First the error of each matrix by kind and depth,
+then what the whole model loses when all of them are rounded: likelihood and KL divergence, paired token by token with the
 unrounded model. Weights only; the embedding and the output head stay in floating point.
 """
 
@@ -22,7 +22,6 @@ Bits = Annotated[int, Field(ge=2, le=8)]
 Granularity = Literal["tensor", "channel", "group"]
 ATTENTION = ("q", "k", "v", "o")
 N_RESAMPLES = 2000
-COLUMNS_SHOWN = ["bits", "granularity", "bits_per_weight", "sqnr_db", "delta_nll_nats", "low", "high", "kl_nats", "top1_agreement", "n_tokens"]  # fmt: skip
 
 
 class Params(BaseModel):
@@ -79,7 +78,8 @@ def headline(result: pd.DataFrame) -> str:
     rows = table(result).dropna(subset=["bits"])
     finest = rows.loc[rows.groupby("bits").bits_per_weight.idxmax()].sort_values("bits", ascending=False)
     parts = [
-        f"INT{row.bits:.0f} per {row.granularity} changes the loss by {row.delta_nll_nats:+.3f} nats a token [{row.low:+.3f}, {row.high:+.3f}]"
+        f"INT{row.bits:.0f} per {row.granularity} changes the loss by {row.delta_nll_nats:+.3f} nats a token "
+        f"[{row.low:+.3f}, {row.high:+.3f}]"
         for row in finest.itertuples()
     ]
     return "; ".join(parts) + f" ({rows.n_tokens.iloc[0]:.0f} tokens, measured)."

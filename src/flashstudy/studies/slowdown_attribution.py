@@ -22,8 +22,9 @@ from flashstudy.measure import kernels, machine, steps, timing
 from flashstudy.predict import roofline
 
 PHASES = ("prefill", "decode", "task")
+WHOLE = ("standard", "ARTICLE_FLASH", "BEST_FLASH")
+MIN_PAIRS = 4  # a naive step takes up to seconds; blocks that long scatter by a percent or two
 N_DRAWS = 20_000  # Monte Carlo draws for the task's interval; its own error is below 1% of the half-width
-COLUMNS_SHOWN = ["recipe", "element", "phase", "time_ratio", "low", "high", "predicted_ratio", "time_s", "size_ratio", "n_pairs", "contended"]  # fmt: skip
 
 
 class Params(BaseModel):
@@ -36,7 +37,7 @@ class Params(BaseModel):
     input_tokens: int = Field(256, ge=8, le=32_768, description="prompt length of the task")
     output_tokens: int = Field(64, ge=2, le=32_768, description="answer length of the task")
     sparsity: float = Field(0.5, gt=0, lt=1, description="share of weights pruned in both Flash variants")
-    elements: bool = Field(True, description="measure each compression element alone as well")
+    elements: bool = Field(False, description="measure each element alone in prefill too, not in decode only")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of every random choice")
     budget_s: float = Field(1.0, gt=0, le=600, description="seconds for each timed alternative")
@@ -46,24 +47,22 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     """Rows of measured and predicted time ratios by recipe and phase, and the rows that the claims are judged by."""
     report = progress or (lambda done, total, label: None)
     torch.manual_seed(params.seed)
-    report(0, 5, "machine card")
+    report(0, 4, "machine card")
     card = machine.card()
-    report(1, 5, "model and variants")
+    report(1, 4, "model and variants")
     loaded = checkpoints.load_model(params.model, dtype=card.standard_dtype, device=params.device)
     built = {recipe.name: variants.build(loaded, recipe) for recipe in _recipes(params, card, loaded)}
-    report(2, 5, "prefill")
-    prefill = _compare(_prefills(params, loaded, built), params)
-    report(3, 5, "decode")
-    decode = _compare(_decodes(params, loaded, built), params)
-    report(4, 5, "phases of a task")
-    length = _prefill_in_steps(params, loaded, built["standard"])
-    task = {name: _task(prefill[name], decode[name], length, params) for name in prefill if name in decode}
+    report(2, 4, "prefill")
+    prefill, length = _prefill(params, loaded, built)
+    report(3, 4, "decode")
+    decode = _measure(_decodes(params, built), params).against("standard")
+    task = {name: _task(prefill[name], decode[name], length, params) for name in prefill}
     rows = [
         _row(phase, built[name], built["standard"], comparison, params, loaded, card)
         for phase, found in zip(PHASES, (prefill, decode, task), strict=True)
         for name, comparison in found.items()
     ]
-    report(5, 5, "done")
+    report(4, 4, "done")
     return pd.DataFrame(rows + list(_claim_rows(rows, params)))
 
 
@@ -78,7 +77,8 @@ def headline(result: pd.DataFrame) -> str:
     task = result[result.claim_id.isna() & (result.phase == "task")].set_index("recipe")
     article, best = task.loc["ARTICLE_FLASH"], task.loc["BEST_FLASH"]
     sentence = (
-        f"Compressed as the articles describe, a task of {article.input_tokens:.0f} tokens in and {article.output_tokens:.0f} out takes "
+        f"Compressed as the articles describe, a task of {article.input_tokens:.0f} tokens in and "
+        f"{article.output_tokens:.0f} out takes "
         f"{format_interval(article.time_ratio, article.low, article.high)} the standard's time; "
         f"the same formats on this machine's best kernels take {format_interval(best.time_ratio, best.low, best.high)}"
     )
@@ -95,40 +95,39 @@ def _recipes(params: Params, card: machine.MachineCard, loaded: checkpoints.Load
     yield kernels.fill(
         best, shapes=[tuple(m.weight.shape) for m in rewrite.matrices(loaded.model)], n_threads=params.n_threads or None
     )
-    if params.elements:
-        yield from recipes.elements(article, base).values()
+    yield from recipes.elements(article, base).values()
+    other = {"fp32": "bf16", "bf16": "fp32"}[base.weight_format]
+    yield dataclasses.replace(recipes.standard(other), name=f"standard in {other}")
 
 
-def _prefills(params: Params, loaded, built: dict) -> dict[str, Callable]:
+def _prefill(params: Params, loaded, built: dict) -> tuple[dict[str, timing.Comparison], timing.Comparison]:
+    """Prefill ratios by recipe, and the standard's prefill in units of its own decode step, from the same rounds."""
     text = checkpoints.load_text(params.text).evaluation
     ids = checkpoints.windows(text, loaded.tokenizer, n_windows=1, window_tokens=params.input_tokens).to(params.device)
-    return {name: steps.prefill(variant, ids) for name, variant in built.items()}
+    chosen = {name: variant for name, variant in built.items() if params.elements or name in WHOLE}
+    calls = {name: steps.prefill(variant, ids) for name, variant in chosen.items()}
+    one_step = _decodes(params, {"standard": built["standard"]})["standard"]
+    rounds = _measure(calls | {"one step": one_step}, params)
+    found = rounds.against("standard")
+    return {name: found[name] for name in calls}, rounds.against("one step")["standard"]
 
 
-def _decodes(params: Params, loaded, built: dict) -> dict[str, Callable]:
+def _decodes(params: Params, built: dict) -> dict[str, Callable]:
     context = params.input_tokens + params.output_tokens // 2
     return {name: steps.decode(variant, context=context, seed=params.seed) for name, variant in built.items()}
 
 
-def _compare(calls: dict[str, Callable], params: Params) -> dict[str, timing.Comparison]:
-    return timing.compare_many(
-        calls, "standard", budget_s=params.budget_s, n_threads=params.n_threads or None, seed=params.seed
-    )
-
-
-def _prefill_in_steps(params: Params, loaded, standard) -> timing.Comparison:
-    """The standard's prefill in units of its own decode step: how long the two phases are against each other."""
-    variant = {"standard": standard}
-    return timing.compare(
-        _decodes(params, loaded, variant)["standard"],
-        _prefills(params, loaded, variant)["standard"],
-        budget_s=params.budget_s,
-        n_threads=params.n_threads or None,
+def _measure(calls: dict[str, Callable], params: Params) -> timing.Rounds:
+    return timing.measure(
+        calls, budget_s=params.budget_s, n_threads=params.n_threads or None, seed=params.seed, min_pairs=MIN_PAIRS
     )
 
 
 def _task(prefill, decode, length, params: Params) -> timing.Comparison:
-    """Task ratio (k · R_prefill + n · R_decode) / (k + n): k prefills' worth of decode steps, n steps; interval by Monte Carlo."""
+    """Task ratio (k · R_prefill + n · R_decode) / (k + n), n steps after a prefill as long as k of them.
+
+    The interval is a Monte Carlo over the three measured intervals.
+    """
     generator = np.random.default_rng(params.seed)
     n_steps = params.output_tokens - 1
     draws = [_log_normal(part, generator) for part in (prefill, decode, length)]
@@ -138,7 +137,8 @@ def _task(prefill, decode, length, params: Params) -> timing.Comparison:
     reasons = {part.reason for part in (prefill, decode, length) if part.reason}
     standard_s = prefill.standard_s + n_steps * decode.standard_s
     return dataclasses.replace(
-        decode, ratio=ratio, low=float(low), high=float(high), n_pairs=min(prefill.n_pairs, decode.n_pairs, length.n_pairs),
+        decode, ratio=ratio, low=float(low), high=float(high),
+        n_pairs=min(prefill.n_pairs, decode.n_pairs, length.n_pairs),
         standard_s=standard_s, flash_s=standard_s * ratio,
         contended=prefill.contended or decode.contended or length.contended, reason="; ".join(sorted(reasons)),
     )  # fmt: skip
@@ -154,10 +154,11 @@ def _row(phase: str, variant, standard, comparison, params: Params, loaded, card
     recipe: Recipe = variant.recipe
     predicted = _predict(phase, recipe, standard.recipe, params, loaded, card)
     return dict(
-        model=loaded.name, device=params.device, recipe=recipe.name.split(":")[0], element=_element(recipe), phase=phase, weight_format=recipe.weight_format,
+        model=loaded.name, device=params.device, recipe=recipe.name.split(":")[0], element=_element(recipe),
+        phase=phase, weight_format=recipe.weight_format,
         kernel_path=recipe.kernel_path, kernel=recipe.kernel, kv_format=recipe.kv_format, sparsity=recipe.sparsity,
         sparse_format=recipe.sparse_format, input_tokens=params.input_tokens, output_tokens=params.output_tokens,
-        time_s=comparison.flash_s, standard_s=comparison.standard_s, stored_bytes=variant.stored_bytes,
+        stored_bytes=variant.stored_bytes,
         size_ratio=variant.stored_bytes / standard.stored_bytes, **predicted, **comparison.row(),
     )  # fmt: skip
 
@@ -168,26 +169,20 @@ def _element(recipe: Recipe) -> str:
 
 
 def _predict(phase: str, recipe: Recipe, base: Recipe, params: Params, loaded, card) -> dict:
-    """Predicted ratio with the ends that the two predictions' own ends allow."""
+    """The cost model's ratio and interval, from the machine card alone."""
     flash, standard = (_predicted_time(phase, r, params, loaded, card) for r in (recipe, base))
-    if recipe is base:
-        return dict(predicted_ratio=1.0, predicted_ratio_low=1.0, predicted_ratio_high=1.0)
-    return dict(
-        predicted_ratio=flash[0] / standard[0],
-        predicted_ratio_low=flash[1] / standard[2],
-        predicted_ratio_high=flash[2] / standard[1],
-    )
+    estimate, low, high = (1.0, 1.0, 1.0) if recipe is base else roofline.ratio(flash, standard)
+    return dict(predicted_ratio=estimate, predicted_ratio_low=low, predicted_ratio_high=high)
 
 
-def _predicted_time(phase: str, recipe: Recipe, params: Params, loaded, card) -> np.ndarray:
-    """(estimate, low, high) in seconds."""
+def _predicted_time(phase: str, recipe: Recipe, params: Params, loaded, card) -> roofline.Prediction:
     hardware = machine.as_hardware(card)
     context = {"prefill": params.input_tokens, "decode": params.input_tokens + params.output_tokens // 2}
-    if phase == "task":
-        parts = [_predicted_time(part, recipe, params, loaded, card) for part in ("prefill", "decode")]
-        return parts[0] + (params.output_tokens - 1) * parts[1]
-    found = roofline.step_time(loaded.shape, hardware, recipe, phase=phase, batch=1, context=context[phase])
-    return np.array([found.total_s, found.low_s, found.high_s])
+    step = {
+        name: roofline.step_time(loaded.shape, hardware, recipe, phase=name, batch=1, context=n_tokens)
+        for name, n_tokens in context.items()
+    }
+    return step.get(phase) or roofline.in_sequence([(step["prefill"], 1), (step["decode"], params.output_tokens - 1)])
 
 
 def _claim_rows(rows: list[dict], params: Params) -> Iterator[dict]:
@@ -197,6 +192,6 @@ def _claim_rows(rows: list[dict], params: Params) -> Iterator[dict]:
                 "slowdown", "mechanism_here", row["time_ratio"], row["low"], row["high"], row["contended"],
                 config=f"{row['phase']}, {params.input_tokens} tokens in, {params.output_tokens} out",
             )  # fmt: skip
-    # The articles' three overheads multiplied: 18% invalid operations, 22% of the time dequantizing, bandwidth use 85% -> 58%.
+    # Article B: 18% invalid operations, 22% of the time dequantizing, bandwidth use 85% -> 58%; multiplied by us.
     product = 1.18 * 1 / (1 - 0.22) * 85 / 58
     yield claims.row("reconstruction_overheads", "as_stated", product, product, product, False, config="our arithmetic")
