@@ -31,6 +31,10 @@ class Point:
     high: float
     contended: bool
 
+    def row(self) -> dict:
+        """The point in the columns of a result."""
+        return dict(context=self.n, time_ratio=self.ratio, low=self.low, high=self.high, contended=self.contended)
+
 
 @dataclass(frozen=True)
 class Crossing:

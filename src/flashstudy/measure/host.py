@@ -58,8 +58,16 @@ def read() -> Host:
 
 
 def choose_threads(host: Host) -> tuple[int, str]:
-    """How many threads kernels should use here, and why."""
-    bounds = {f"{host.usable_cores} physical cores that this process may use": host.usable_cores}
+    """How many threads kernels should use while they are timed, and why.
+
+    On up to four cores one is left to the notebook, its server and the system: threads that wait for each other are as
+    slow as the one that is disturbed, and on two cores hardly a pair of blocks stayed clean.
+    """
+    cores = f"{host.usable_cores} physical cores that this process may use"
+    if 1 < host.usable_cores <= 4:
+        bounds = {f"{cores}, one of them left to the notebook and the system": host.usable_cores - 1}
+    else:
+        bounds = {cores: host.usable_cores}
     if host.cpu_quota is not None:
         bounds[f"a quota of {host.cpu_quota:g} CPUs"] = max(1, int(host.cpu_quota))
     reason = min(bounds, key=bounds.__getitem__)

@@ -14,10 +14,12 @@ def usable_cpus() -> list[int]:
 
 
 def default_threads() -> int:
-    """Threads torch uses now, but not more than the CPUs this process may run on."""
+    """The machine's choice for timed kernels (`host.choose_threads`), but not more than torch uses now."""
     import torch
 
-    return max(1, min(torch.get_num_threads(), len(usable_cpus())))
+    from . import host
+
+    return max(1, min(torch.get_num_threads(), host.choose_threads(host.read())[0]))
 
 
 @contextmanager

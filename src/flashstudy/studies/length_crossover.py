@@ -20,6 +20,7 @@ from flashstudy.predict import roofline
 
 FLASH = ("ARTICLE_FLASH", "BEST_FLASH")
 SHORT_TOKENS = 1024  # the article's "short": tasks below 1K tokens
+FILL_S = 2.0  # for choosing BEST_FLASH's kernel
 KV_CONTEXT = 4096  # the ledger's length for the share of KV decompression
 
 
@@ -30,13 +31,13 @@ class Params(BaseModel):
     model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
     n_layers: int = Field(2, ge=0, le=1000, description="decoder layers timed, 0 for all")
     prefill_start: int = Field(32, ge=8, le=100_000, description="shortest prompt in tokens")
-    prefill_stop: int = Field(1024, ge=16, le=100_000, description="longest prompt in tokens")
+    prefill_stop: int = Field(512, ge=16, le=100_000, description="longest prompt in tokens")
     decode_start: int = Field(128, ge=8, le=1_000_000, description="shortest cache in tokens")
     decode_stop: int = Field(8192, ge=16, le=1_000_000, description="longest cache in tokens")
     max_points: int = Field(5, ge=4, le=24, description="lengths measured for each curve at most")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random tokens")
-    budget_s: float = Field(4.0, gt=0, le=3600, description="seconds for each curve")
+    budget_s: float = Field(2.0, gt=0, le=3600, description="seconds for each curve")
 
     @model_validator(mode="after")
     def _stop_above_start(self) -> "Params":
@@ -110,6 +111,7 @@ def _recipes(params: Params, card, loaded) -> Iterator[recipes.Recipe]:
     yield recipes.ARTICLE_FLASH
     yield kernels.fill(
         recipes.BEST_FLASH,
+        budget_s=FILL_S,
         shapes=[tuple(m.weight.shape) for m in rewrite.matrices(loaded.model)],
         n_threads=params.n_threads or None,
     )
@@ -144,7 +146,7 @@ def _curve_rows(params, loaded, built, card, phase, name, found: crossover.Cross
         direction=found.direction, contended=any(point.contended for point in found.points),
     )  # fmt: skip
     for point in found.points:
-        yield factors | dict(context=point.n) | _predicted(loaded, card, built, phase, name, point.n) | point.row()
+        yield factors | _predicted(loaded, card, built, phase, name, point.n) | point.row()
 
 
 def _predicted(loaded, card, built, phase: str, name: str, n_tokens: int) -> dict:

@@ -37,7 +37,7 @@ class Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
     text: str = Field("pydoc", min_length=1, description="text whose last 30% is scored, default name or file")
-    sparsities: list[Sparsity] = Field([0.5, 0.75, 0.9], min_length=1, description="shares of weights set to zero")
+    sparsities: list[Sparsity] = Field([0.5, 0.9], min_length=1, description="shares of weights set to zero")
     block: int = Field(16, ge=2, le=256, description="rows and columns of a square block")
     shape: str = Field("llama3-8b", min_length=1, description="model whose layer sizes are timed")
     matrix: Matrix = Field("k", description="matrix of its layer: q, k, v, o, gate, up or down")
@@ -46,7 +46,7 @@ class Params(BaseModel):
     window_tokens: int = Field(256, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random weights and the bootstrap")
-    budget_s: float = Field(0.5, gt=0, le=600, description="seconds for each timed alternative")
+    budget_s: float = Field(0.3, gt=0, le=600, description="seconds for each timed alternative")
 
     @field_validator("shape")
     @classmethod
@@ -69,7 +69,7 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
         report(done, total, f"time at {sparsity:.0%} sparsity")
         rows += measure_time(params, weight, dense, sparsity, card.llc_bytes)
     report(len(params.sparsities), total, "model")
-    torch.set_num_threads(params.n_threads or card.n_threads)
+    torch.set_num_threads(params.n_threads or card.physical_cores)
     rows += measure_quality(params, lambda done, label: report(len(params.sparsities) + done, total, label))
     report(total, total, "done")
     return pd.DataFrame(rows)

@@ -1,8 +1,8 @@
 """What does each bit, and each way of sharing a scale, cost in quality?
 
 Every projection of the model is rounded to a few levels and back. First the error of each matrix by kind and depth,
-then what the whole model loses when all of them are rounded: likelihood and KL divergence, paired token by token with the
-unrounded model. Weights only; the embedding and the output head stay in floating point.
+then what the whole model loses when all of them are rounded: likelihood and KL divergence, paired token by token with
+the unrounded model. Weights only; the embedding and the output head stay in floating point.
 """
 
 import itertools
@@ -35,8 +35,8 @@ class Params(BaseModel):
         ["tensor", "channel", "group"], min_length=1, description="weights that share one scale"
     )
     group_size: int = Field(64, ge=1, le=65_536, description="consecutive weights of a row in one group")
-    layer_stride: int = Field(3, ge=1, description="use every n-th layer for the error of single matrices")
-    n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
+    layer_stride: int = Field(5, ge=1, description="use every n-th layer for the error of single matrices")
+    n_windows: int = Field(2, ge=1, le=1024, description="text windows scored")
     window_tokens: int = Field(256, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the bootstrap")
@@ -47,7 +47,7 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     report = progress or (lambda done, total, label: None)
     formats = _formats(params)
     report(0, len(formats) + 2, "model")
-    torch.set_num_threads(params.n_threads or machine.card().n_threads)
+    torch.set_num_threads(params.n_threads or machine.card().physical_cores)
     loaded = checkpoints.load_model(params.model, dtype="float32")
     rewrite.check_groups(loaded.model, [f["group_size"] for f in formats])
     matrices = pd.DataFrame(measure_matrices(loaded, formats, params.layer_stride))
