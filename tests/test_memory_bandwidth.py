@@ -28,9 +28,9 @@ def test_no_kernel_exceeds_the_ceiling_and_the_ceiling_is_reached():
 
 def test_bytes_read_match_hand_counts():
     rows = streamed().set_index(["weight_format", "kernel"])
-    assert rows.read_bytes["fp32", "dense"].iloc[0] == 4 * N_WEIGHTS
+    assert rows.read_bytes["fp32", "dense"] == 4 * N_WEIGHTS
     # int8 with one 2- or 4-byte scale a row
-    assert rows.read_bytes["int8", "dequantize"].iloc[0] == pytest.approx(N_WEIGHTS, rel=2e-3)
+    assert rows.read_bytes["int8", "dequantize"] == pytest.approx(N_WEIGHTS, rel=2e-3)
 
 
 def test_weights_rotate_through_four_caches():
