@@ -38,17 +38,17 @@ def test_a_curve_that_stays_below_one_is_in_words_always_faster():
     assert "ARTICLE_FLASH in prefill" in study.headline(smoke.run(NAME).result)
 
 
-def test_first_layers_share_tensors_and_predict_the_same_hidden_states(tiny_llama):
-    short = rewrite.first_layers(tiny_llama, 1)
+def test_first_layers_share_tensors_and_predict_the_same_hidden_states(tiny_model):
+    short = rewrite.first_layers(tiny_model, 1)
     ids = torch.arange(8)[None]
     with torch.inference_mode():
-        states = tiny_llama.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states[1]
+        states = tiny_model.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states[1]
         # the last norm follows the last layer, so compare before it
         short.get_decoder().norm = torch.nn.Identity()
         assert torch.equal(short.get_decoder()(input_ids=ids).last_hidden_state, states)
-    assert tiny_llama.config.num_hidden_layers == 2
+    assert tiny_model.config.num_hidden_layers == 2
     with pytest.raises(ValueError, match="n_layers 3 is not between 1 and the model's 2"):
-        rewrite.first_layers(tiny_llama, 3)
+        rewrite.first_layers(tiny_model, 3)
 
 
 def test_range_that_ends_before_it_starts_is_refused():

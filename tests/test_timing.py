@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashstudy.measure import backends, contention, process, selection, statistics
+from flashstudy.measure import backends, contention, process, selection, statistics, timing
 from flashstudy.measure import blocks as blocks_module
 from flashstudy.measure.backends import Backend
 from flashstudy.measure.blocks import Block, Stopwatch
@@ -252,7 +252,9 @@ def test_a_crowded_thread_gives_way_before_a_block_and_a_calm_one_does_not(monke
     assert len(yields) == blocks_module.CROWDED_BLOCKS
 
 
-def test_two_threads_that_wait_are_replaced_by_one_and_the_answer_says_so():
+def test_two_threads_that_wait_are_replaced_by_one_and_the_answer_says_so(monkeypatch):
+    monkeypatch.setattr(timing, "default_threads", lambda: min(2, len(process.usable_cpus())))
+
     def run(n_threads):
         world, options = World(), {}
         stopwatch = world.stopwatch()
