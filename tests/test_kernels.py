@@ -103,40 +103,40 @@ def test_weights_stream_from_copies_beyond_the_cache_unless_asked_to_stay():
 
 def test_recipes_without_unknown_paths_come_back_as_they_are():
     for recipe in (ARTICLE_FLASH, standard(), elements(ARTICLE_FLASH)["kv_format"]):
-        assert fill(recipe, shapes=[(96, 64)]) is recipe
-    assert fill(elements(BEST_FLASH)["kv_format"], shapes=[]).kv_path == "dequantize_then_matmul"
+        assert fill(recipe, shapes=[(96, 64)]) == (recipe, False)
+    assert fill(elements(BEST_FLASH)["kv_format"], shapes=[])[0].kv_path == "dequantize_then_matmul"
 
 
 def test_the_kernel_with_the_least_time_for_the_task_wins(known_times):
     # decode counts 64 steps, prefill one: 64 · 0.5 + 20 beats 64 · 1 + 0.1
     known_times |= {("tiled", 1): 0.5, ("tiled", 256): 20, ("int8pack", 1): 1, ("int8pack", 256): 0.1}
     known_times |= {(name, rows): 30 for name in ("torchao", "int8pack_tiled", "bitmap_table") for rows in (1, 256)}
-    filled = fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")
+    filled, _ = fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")
     assert (filled.kernel, filled.kernel_path) == ("tiled", "dequantize_then_matmul")
     known_times["tiled", 256] = 40  # 32 + 40 > 64 + 0.1
-    filled = fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")
+    filled, _ = fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")
     assert (filled.kernel, filled.kernel_path) == ("int8pack", "fused")
     assert (filled.sparse_format, filled.kv_path, filled.name) == ("dense", "dequantize_then_matmul", "BEST_FLASH")
 
 
 def test_decompressing_wins_only_where_it_is_faster(known_times):
     known_times["bitmap_table", 1] = 0.1
-    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32").sparse_format == "bitmap"
+    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")[0].sparse_format == "bitmap"
 
 
 def test_a_faster_kernel_with_a_wrong_product_is_not_chosen(known_times):
     known_times["dynamic_int8", 1] = 0.001
     recipe = dataclasses.replace(BEST_FLASH, sparsity=0.0, pattern="none", sparse_format="dense")
-    assert fill(recipe, shapes=[(96, 64)], standard_dtype="float32").kernel != "dynamic_int8"
+    assert fill(recipe, shapes=[(96, 64)], standard_dtype="float32")[0].kernel != "dynamic_int8"
     asked = dataclasses.replace(recipe, activation_format="int8")
-    assert fill(asked, shapes=[(96, 64)], standard_dtype="float32").kernel == "dynamic_int8"
+    assert fill(asked, shapes=[(96, 64)], standard_dtype="float32")[0].kernel == "dynamic_int8"
 
 
 def test_the_bound_decides_among_kernels_of_the_same_activations(known_times, monkeypatch):
     known_times |= {("int8pack", 1): 0.1, ("int8pack_tiled", 1): 0.2, ("tiled", 1): 0.3}
-    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32").kernel == "int8pack"
+    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")[0].kernel == "int8pack"
     monkeypatch.setitem(probes.ERROR_BOUNDS, "int8", 1e-4)  # bf16 activations cost 3e-3
-    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32").kernel == "tiled"
+    assert fill(BEST_FLASH, shapes=[(96, 64)], standard_dtype="float32")[0].kernel == "tiled"
     monkeypatch.setitem(probes.ERROR_BOUNDS, "int8", 1e-9)
     monkeypatch.setitem(probes.ERROR_BOUNDS, "fp32", 1e-9)
     with pytest.raises(ValueError, match="no kernel here multiplies int8"):
@@ -152,19 +152,19 @@ def test_a_hopeless_kernel_is_not_timed_in_rounds(known_times, monkeypatch):
     recipe = dataclasses.replace(BEST_FLASH, sparsity=0.0, pattern="none", sparse_format="dense")
     runs = kernels.bench_runs(recipe, kernels.Bench((96, 64), torch.float32, 0.0, 0))
     bench = kernels.Bench((96, 64), torch.float32, 0.0, 0)
-    times = kernels._times(runs, bench.standard(), bench, 1, 1.0, 1)
+    times, _ = kernels._times(runs, bench.standard(), bench, 1, 1.0, 1)
     left_out = list(runs)[1]
     assert left_out not in seen and times[left_out] == 100.0
 
 
 def test_pruning_alone_keeps_float_zeros_dense_where_that_is_fastest(known_times):
     known_times |= {("dense", 1): 0.5, ("dense", 256): 0.5}
-    filled = fill(elements(BEST_FLASH)["sparsity"], shapes=[(96, 64)], standard_dtype="float32")
+    filled, _ = fill(elements(BEST_FLASH)["sparsity"], shapes=[(96, 64)], standard_dtype="float32")
     assert (filled.kernel, filled.kernel_path, filled.sparse_format) == ("dense", "stored_dense", "dense")
 
 
 def test_filling_with_the_real_clock_gives_a_recipe_that_can_be_built():
-    filled = fill(BEST_FLASH, shapes=[(96, 64)] * 3, budget_s=0.2, n_threads=1, standard_dtype="float32")
+    filled, _ = fill(BEST_FLASH, shapes=[(96, 64)] * 3, budget_s=0.2, n_threads=1, standard_dtype="float32")
     layer = make_linear(
         torch.randn(96, 64), weight_format="int8", kernel=filled.kernel, sparse_format=filled.sparse_format
     )

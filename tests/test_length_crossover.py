@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from flashstudy.compress import rewrite
+from flashstudy.compress import rewrite, variants
+from flashstudy.facts.recipes import ARTICLE_FLASH
+from flashstudy.measure import steps
 from flashstudy.studies import length_crossover as study
 from tests import smoke
 
@@ -49,6 +51,25 @@ def test_first_layers_share_tensors_and_predict_the_same_hidden_states(tiny_mode
     assert tiny_model.config.num_hidden_layers == 2
     with pytest.raises(ValueError, match="n_layers 3 is not between 1 and the model's 2"):
         rewrite.first_layers(tiny_model, 3)
+
+
+def test_slices_of_layers_in_turns_are_the_model(tiny_loaded):
+    variant = variants.build(tiny_loaded, ARTICLE_FLASH)
+    first, second = rewrite.layer_slices(variant, 1)
+    ids = torch.arange(8)[None]
+    with torch.inference_mode():
+        states = variant.model.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states
+        for part in (first, second):
+            part.model.get_decoder().norm = torch.nn.Identity()
+        assert torch.equal(first.model.get_decoder()(input_ids=ids).last_hidden_state, states[1])
+        onward = second.model.get_decoder()(inputs_embeds=states[1]).last_hidden_state
+        assert torch.allclose(variant.model.get_decoder().norm(onward), states[2], atol=1e-6)
+    weights = [part.model.get_decoder().layers[0].mlp.up_proj for part in (first, second)]
+    assert weights[0] is not weights[1]
+    steps.decode(second, context=3, head=False)()  # its cache has one layer, whatever its place in the model
+    assert len(rewrite.layer_slices(variant, 2)) == 1
+    with pytest.raises(ValueError, match="n_layers 3 is not between 1 and the model's 2"):
+        rewrite.layer_slices(variant, 3)
 
 
 def test_range_that_ends_before_it_starts_is_refused():

@@ -31,7 +31,8 @@ def card():
         ],
         gemm_flop_per_s={"fp32": 8e10, "bf16": 4e11, "int8": 8e11},
         gemm_one_thread_flop_per_s={"fp32": 5e10, "bf16": 3e11},
-        gemm_kernel={"fp32": "linear"}, dequantize_weights_per_s=3e8, decompress_weights_per_s=2e8, fast_bf16=True,
+        gemm_kernel={"fp32": "linear"}, fast_bf16=True,
+        dequantize_weights_per_s={"4": 3e8}, decompress_weights_per_s={"4": 2e8},
         standard_dtype="bfloat16", gpu=None, fingerprint="0123456789ab", torch_version="2.13.0",
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"), measured_in_s=8.0, contended=False,
     )  # fmt: skip
@@ -104,7 +105,7 @@ def test_hardware_record_takes_the_rates_of_the_asked_threads(card):
     both, one = machine.as_hardware(card), machine.as_hardware(card, n_threads=1)
     assert (both.bytes_per_s, both.rate("fp32")) == (30e9, 8e10)
     assert (one.bytes_per_s, one.rate("fp32")) == (20e9, 5e10)
-    assert both.dequantize_weights_per_s == 3e8 and both.measured and both.kind == "cpu"
+    assert both.dequantize_weights_per_s == {4: 3e8} and both.measured and both.kind == "cpu"
     assert both.accelerates("int8") and not both.accelerates("fp8")
     with pytest.raises(ValueError, match="no rates for 7 threads; measured are 1, 2"):
         machine.as_hardware(card, n_threads=7)

@@ -49,10 +49,16 @@ def test_a_model_that_knows_nothing_loses_the_logarithm_of_the_vocabulary(tiny_m
 
 
 def test_batches_and_chunks_of_logits_change_nothing(tiny_model, monkeypatch):
+    monkeypatch.setattr(quality, "BATCH_TOKENS", 20)  # one window at a time
     expected = token_nll(tiny_model, IDS)
-    assert torch.allclose(token_nll(tiny_model, IDS, batch=2), expected, atol=1e-5)
-    monkeypatch.setattr(quality, "CHUNK_ROWS", 7)
-    assert torch.allclose(token_nll(tiny_model, IDS, batch=3), expected, atol=1e-5)
+    assert len(remember(tiny_model, IDS).hidden) == 3
+    for batch_tokens, chunk_rows in ((40, 256), (60, 7), (1, 7)):
+        monkeypatch.setattr(quality, "BATCH_TOKENS", batch_tokens)
+        monkeypatch.setattr(quality, "CHUNK_ROWS", chunk_rows)
+        assert torch.allclose(token_nll(tiny_model, IDS), expected, atol=1e-5)
+        assert torch.allclose(quality.reference_nll(remember(tiny_model, IDS)), expected, atol=1e-5)
+        found = kl_and_top1(remember(tiny_model, IDS), tiny_model, IDS)
+        assert torch.allclose(found.nll_b, expected, atol=1e-5) and found.kl_nats.shape == expected.shape
 
 
 def test_each_window_is_scored_alone(tiny_model):
@@ -60,6 +66,7 @@ def test_each_window_is_scored_alone(tiny_model):
 
 
 def test_heads_that_scale_their_logits_go_through_the_whole_model(tiny_model, monkeypatch):
+    monkeypatch.setattr(quality, "BATCH_TOKENS", 20)
     expected = token_nll(tiny_model, IDS)
     tiny_model.config.logits_scaling = 8.0
     whole, forward = [], tiny_model.forward

@@ -28,7 +28,16 @@ def test_four_bits_lose_25_db_against_eight_at_the_same_scale_rule():
 def test_finer_scales_keep_more_signal():
     mean = smoke.run(NAME).result.dropna(subset=["kind"]).groupby(["bits", "granularity"]).sqnr_db.mean()
     for bits in (8, 4):
-        assert mean[bits, "tensor"] < mean[bits, "channel"] < mean[bits, "group"]
+        assert mean[bits, "tensor"] < mean[bits, "channel"]
+
+
+def test_groups_keep_more_signal_than_rows(tiny_loaded):
+    formats = study._formats(study.Params(bits=[4], granularities=["channel", "group"], group_size=32))
+    rows = pd.DataFrame(study.measure_matrices(tiny_loaded, formats, layer_stride=1))
+    mean = rows.groupby("granularity").sqnr_db.mean()
+    # normal weights, 64 to a row: a largest weight of 32 is smaller than one of 64 by about 0.25 deviations of 2.4
+    assert 0.5 < mean["group"] - mean["channel"] < 1.5
+    assert set(rows.kind) == {"q", "k", "v", "o", "gate", "up", "down"}
 
 
 def test_eight_bits_per_channel_are_nearly_lossless_and_four_per_tensor_are_not():

@@ -12,7 +12,9 @@ from flashstudy.predict.roofline import PARTS, in_sequence, linear_time, ratio, 
 
 DEVICES, MODELS = hardware.load(), models.load()
 A100 = DEVICES["A100-80"]
-LAPTOP = dataclasses.replace(DEVICES["Ryzen3700X"], dequantize_weights_per_s=0.3e9, decompress_weights_per_s=0.1e9)
+LAPTOP = dataclasses.replace(
+    DEVICES["Ryzen3700X"], dequantize_weights_per_s={1: 0.3e9}, decompress_weights_per_s={1: 0.1e9}
+)
 BF16, FP32 = standard("bf16"), standard("fp32")
 INT8 = Recipe("int8", weight_format="int8", kernel_path="fused", engine="compiled")
 INT4 = Recipe("int4", weight_format="int4", granularity="group", group_size=32, kernel_path="fused", engine="compiled")
@@ -72,7 +74,7 @@ def test_the_article_flash_is_slower_on_a_cpu_because_it_converts():
 
 
 def test_a_measured_conversion_rate_replaces_the_assumed_one():
-    fast = dataclasses.replace(LAPTOP, dequantize_weights_per_s=3e9)
+    fast = dataclasses.replace(LAPTOP, dequantize_weights_per_s={1: 3e9})
     smollm = MODELS["smollm2-135m"]
     slow_s, fast_s = (step_time(smollm, device, NAIVE, **DECODE).parts_s["dequantize"] for device in (LAPTOP, fast))
     n_weights = smollm.matmul_parameters - smollm.head_parameters

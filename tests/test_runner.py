@@ -156,7 +156,8 @@ def test_plain_papermill_ends_with_a_run_json_started_by_the_notebook(tmp_path, 
 
 
 def test_a_kernel_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch):
-    (tmp_path / "ipykernel_launcher.py").write_text("raise ImportError('half an installation')")
+    (tmp_path / "ipykernel").mkdir()
+    (tmp_path / "ipykernel" / "__init__.py").write_text("raise ImportError('half an installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     outcome = runner.run_batch([toy_target(tmp_path, SAVE)], results=tmp_path / "r")[0]
     assert outcome.status == "failed"

@@ -2,11 +2,14 @@ import dataclasses
 
 import pytest
 
+from flashstudy.facts.recipes import BEST_FLASH
+from flashstudy.measure import machine
 from flashstudy.measure.timing import Comparison
 from flashstudy.studies import slowdown_attribution as study
 from tests import smoke
 
 NAME = "slowdown_attribution"
+CARD = machine.card()  # before a test moves the cache
 
 
 def exact(ratio: float, standard_s: float = 1.0) -> Comparison:
@@ -20,8 +23,23 @@ def test_smoke_run_compares_every_recipe_in_every_phase():
         (recipe, phase) for recipe in study.WHOLE for phase in study.PHASES
     }
     assert (whole[whole.recipe == "standard"].time_ratio == 1).all()
-    elements = result[result.claim_id.isna() & (result.element != "all")]
-    assert set(elements.element) == {"weight_format", "sparsity", "kv_format"}
+
+
+def test_each_element_is_measured_alone_in_the_phases_asked_for(tiny_folder, monkeypatch):
+    monkeypatch.setattr(study.machine, "card", lambda: CARD)
+    best = dataclasses.replace(BEST_FLASH, sparse_format="dense", kernel="tiled", kernel_path="dequantize_then_matmul")
+    best = dataclasses.replace(best, kv_path="dequantize_then_matmul")
+    monkeypatch.setattr(study.choices, "best_kernels", lambda recipe, **options: best)
+    sizes = dict(input_tokens=16, output_tokens=4, budget_s=0.01, n_threads=1, prefill_layers=1)
+    result = study.run(study.Params(model=str(tiny_folder), element_phases=["decode"], **sizes))
+    alone = result[result.claim_id.isna() & (result.element != "all")]
+    assert set(zip(alone.element, alone.phase, strict=True)) == {
+        (element, "decode") for element in ("weight_format", "sparsity", "kv_format")
+    }
+    assert (alone.low <= alone.time_ratio).all() and (alone.time_ratio <= alone.high).all()
+    by_element = alone.set_index("element")
+    assert by_element.stored_bytes["kv_format"] > by_element.stored_bytes["sparsity"]  # half of fp32, plus a bit each
+    assert by_element.stored_bytes["sparsity"] > by_element.stored_bytes["weight_format"]
 
 
 def test_flash_variants_store_the_same_formats_and_less_than_the_standard():

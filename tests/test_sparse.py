@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashstudy.compress.prune import block_mask, magnitude_mask, random_mask
-from flashstudy.compress.sparse import block_occupancy, from_bitmap, stored_bytes, to_bitmap, to_bsr, to_csr
-from flashstudy.compress.stores import gather_by_table, scatter
+from flashstudy.compress.sparse import block_occupancy, stored_bytes, to_bitmap, to_bsr, to_csr
+from flashstudy.compress.stores import PIECE_BYTES, gather_by_table, scatter
 
 shapes = st.tuples(st.integers(0, 9), st.integers(0, 21))
 
@@ -20,12 +20,20 @@ def tensor_bytes(*tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def test_a_bitmap_longer_than_a_piece_is_unpacked_without_a_seam():
+    weight = sparse_weight((8 * PIECE_BYTES // 512 + 3, 513), 0.5, 0, torch.int8)
+    bitmap = to_bitmap(weight)
+    assert len(bitmap.bits) > PIECE_BYTES
+    assert torch.equal(gather_by_table(bitmap.bits, bitmap.values, weight.numel()).reshape(weight.shape), weight)
+
+
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, density=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 999))
 def test_a_bitmap_gives_the_weight_back_and_takes_the_bytes_it_says(shape, density, seed):
     weight = sparse_weight(shape, density, seed, torch.int8)
     bitmap = to_bitmap(weight)
-    assert torch.equal(from_bitmap(bitmap), weight)
+    for unpack in (scatter, gather_by_table):
+        assert torch.equal(unpack(bitmap.bits, bitmap.values, weight.numel()).reshape(shape), weight)
     assert stored_bytes("bitmap", weight, value_bytes=1).total == tensor_bytes(bitmap.bits, bitmap.values)
 
 

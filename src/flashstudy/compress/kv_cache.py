@@ -39,7 +39,7 @@ class Int8Layer(DynamicLayer):
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
         """All cached keys and values as floats of the model's dtype."""
-        return self.keys.to(self.dtype) * self.key_scale, self.values.to(self.dtype) * self.value_scale
+        return self.keys.to(self.dtype).mul_(self.key_scale), self.values.to(self.dtype).mul_(self.value_scale)
 
     @property
     def stored_bytes(self) -> int:

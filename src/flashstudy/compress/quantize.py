@@ -135,8 +135,7 @@ def _grouped(weight: Tensor, granularity: str, group_size: int) -> Tensor:
 def _aminmax(groups: Tensor) -> tuple[Tensor, Tensor]:
     if not groups.numel():
         return groups.new_zeros(groups.shape[:2]), groups.new_zeros(groups.shape[:2])
-    low, high = groups.aminmax(dim=-1)
-    return low, high
+    return groups.amin(dim=-1), groups.amax(dim=-1)
 
 
 def _safe_scale(scale: Tensor) -> Tensor:
@@ -148,5 +147,5 @@ def _reconstruct(values: Tensor, scale: Tensor, zero_point: Tensor | None) -> Te
     rows, n_groups = scale.shape
     codes = values.reshape(rows, n_groups, -1).float() if values.numel() else values.float()[None]
     if zero_point is not None:
-        codes = codes - zero_point[..., None].float()
-    return (codes * scale[..., None]).reshape(values.shape) if values.numel() else values.float()
+        codes.sub_(zero_point[..., None].float())
+    return codes.mul_(scale[..., None]).reshape(values.shape) if values.numel() else values.float()

@@ -5,13 +5,16 @@ projections only. The embedding, a head tied to it, and the norms are never touc
 """
 
 import copy
+import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from flashstudy.compress.variants import share
+from flashstudy.compress.kv_cache import make_cache
+from flashstudy.compress.variants import Variant, share
 
 # The suffixes under which transformers' Llama-like decoders and BERT-like encoders keep their projections.
 KINDS = {
@@ -58,16 +61,48 @@ def rewrite(model: nn.Module, new_weight: Callable[[Matrix], Tensor]) -> nn.Modu
 
 def first_layers(model: nn.Module, n_layers: int) -> nn.Module:
     """A copy that stops after `n_layers` decoder layers, tensors shared; raises ValueError when there are fewer."""
-    stack = model.get_decoder() if hasattr(model, "get_decoder") else model
-    if not 1 <= n_layers <= len(stack.layers):
-        raise ValueError(f"n_layers {n_layers} is not between 1 and the model's {len(stack.layers)}")
+    layers = _stack(model).layers
+    if not 1 <= n_layers <= len(layers):
+        raise ValueError(f"n_layers {n_layers} is not between 1 and the model's {len(layers)}")
     shared = share(model, model.dtype)
-    stack = shared.get_decoder()
-    stack.layers = stack.layers[:n_layers]
-    stack.config = copy.deepcopy(stack.config)
-    stack.config.num_hidden_layers = n_layers
-    shared.config = stack.config
+    _keep_layers(shared, list(_stack(shared).layers)[:n_layers])
     return shared
+
+
+def _stack(model: nn.Module) -> nn.Module:
+    return model.get_decoder() if hasattr(model, "get_decoder") else model
+
+
+def _keep_layers(model: nn.Module, layers: list[nn.Module]) -> None:
+    """Leaves these layers in a model that is nobody else's, and says so in its configuration."""
+    stack = _stack(model)
+    stack.layers = nn.ModuleList(layers)
+    stack.config = copy.deepcopy(stack.config)
+    stack.config.num_hidden_layers = len(layers)
+    model.config = stack.config
+
+
+def layer_slices(variant: Variant, n_layers: int) -> list[Variant]:
+    """The variant cut into pieces of `n_layers` consecutive decoder layers, tensors shared; a shorter rest is left out.
+
+    Called in turns they stream the whole model's weights, where one of them alone may sit in the cache. stored_bytes
+    and coverage stay those of the whole. Raises ValueError when the model has fewer layers.
+    """
+    n_sliced = max(len(_stack(variant.model).layers) // n_layers, 1) * n_layers
+    shared = first_layers(variant.model, n_sliced)
+    layers = list(_stack(shared).layers)
+    for index, layer in enumerate(layers):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):  # the place in a cache, which has n_layers places now
+                module.layer_idx = index % n_layers
+    kept = [*shared.parameters(), *shared.buffers(), *layers]
+    slices = []
+    for start in range(0, len(layers), n_layers):
+        part = copy.deepcopy(shared, {id(one): one for one in kept})
+        _keep_layers(part, layers[start : start + n_layers])
+        new_cache = functools.partial(make_cache, variant.recipe.kv_format, variant.recipe.kv_path, part.config)
+        slices.append(dataclasses.replace(variant, model=part, make_cache=new_cache))
+    return slices
 
 
 def check_groups(model: nn.Module, group_sizes: list[int]) -> None:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,17 +45,8 @@ class StoredBytes:
 def to_bitmap(weight: Tensor) -> Bitmap:
     """The weight's non-zero values packed, and a bit for each place that says whether one stands there."""
     kept = (weight != 0).flatten()
-    padded = torch.nn.functional.pad(kept, (0, -kept.numel() % 8)).reshape(-1, 8)
-    shifts = torch.arange(8, dtype=torch.uint8, device=weight.device)
-    bits = (padded.to(torch.uint8) << shifts).sum(dim=1, dtype=torch.uint8)
+    bits = torch.from_numpy(np.packbits(kept.cpu().numpy(), bitorder="little")).to(weight.device)
     return Bitmap(bits, weight.flatten()[kept], tuple(weight.shape))
-
-
-def from_bitmap(bitmap: Bitmap) -> Tensor:
-    """The dense weight: bits unpacked, values put in their places."""
-    mask = unpack_bits(bitmap.bits, bitmap.shape[0] * bitmap.shape[1])
-    dense = bitmap.values.new_zeros(bitmap.shape[0] * bitmap.shape[1])
-    return dense.masked_scatter_(mask, bitmap.values).reshape(bitmap.shape)
 
 
 def unpack_bits(bits: Tensor, n: int) -> Tensor:

@@ -6,6 +6,7 @@ machine at hand.
 """
 
 import csv
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,8 +36,8 @@ class Hardware:
     """One device. flop_per_s: dense peak by format, fp32 accumulation. interconnect_bytes_per_s: one direction.
 
     kind: "gpu" or "cpu". The two conversion rates (weights/s that are widened from a low-bit format, or unpacked from a
-    sparse one, into memory) are measured where known; None lets the cost model derive them. measured: rates are what
-    kernels reached here, not what a vendor states.
+    sparse one, by weights converted at once: a matrix that fits the cache is up to ten times faster) are measured where
+    known; None lets the cost model derive them. measured: rates are what kernels reached here, not a vendor's word.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Hardware:
     launch_s: float
     interconnect_bytes_per_s: float
     source: str
-    dequantize_weights_per_s: float | None = None
-    decompress_weights_per_s: float | None = None
+    dequantize_weights_per_s: dict[int, float] | None = field(default=None, hash=False)
+    decompress_weights_per_s: dict[int, float] | None = field(default=None, hash=False)
     measured: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +67,21 @@ class Hardware:
             raise ValueError(f"no rate for format {number_format!r}; allowed are {', '.join(FORMATS)}")
         order = (number_format, *FALLBACK[number_format])
         return next(self.flop_per_s[name] for name in order if name in self.flop_per_s)
+
+    def conversion_rate(self, kind: str, n_weights: float) -> float | None:
+        """Measured weights/s that are converted, `n_weights` at once; kind "dequantize" or "decompress". None: unknown.
+
+        Between two measured sizes on a straight line of the logarithms, outside them the nearest one's.
+        """
+        by_size = {"dequantize": self.dequantize_weights_per_s, "decompress": self.decompress_weights_per_s}[kind]
+        if not by_size:
+            return None
+        smaller = max((size for size in by_size if size <= n_weights), default=min(by_size))
+        larger = min((size for size in by_size if size >= n_weights), default=max(by_size))
+        if smaller == larger:
+            return by_size[smaller]
+        share = math.log(n_weights / smaller) / math.log(larger / smaller)
+        return by_size[smaller] ** (1 - share) * by_size[larger] ** share
 
     def accelerates(self, number_format: str) -> bool:
         """Whether the device multiplies faster in this format than in the wider ones it would fall back to.

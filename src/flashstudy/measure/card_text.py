@@ -30,8 +30,8 @@ def lines(card: "MachineCard") -> Iterator[str]:
         "products (TFLOP/s)",
         f"{products}: bf16 is {'fast' if card.fast_bf16 else 'slow'}, standard is {card.standard_dtype}",
     )
-    widen, unpack = card.dequantize_weights_per_s / GIGA, card.decompress_weights_per_s / GIGA
-    yield _row("conversions", f"INT8 to float {widen:.3g}, bitmap to INT8 {unpack:.3g} billion weights/s")
+    widen, unpack = (_by_matrix(rates) for rates in (card.dequantize_weights_per_s, card.decompress_weights_per_s))
+    yield _row("conversions", f"billion weights/s, INT8 to float {widen}; bitmap to INT8 {unpack}")
     yield _row("GPU", "none" if card.gpu is None else _gpu(card.gpu))
     busy = "; other work ran meanwhile, figures may be low" if card.contended else ""
     yield _row("measured", f"{card.measured_at}, in {card.measured_in_s:.0f} s{busy}")
@@ -43,6 +43,10 @@ def _by_size(card: "MachineCard") -> Iterator[str]:
         rows = [row for row in card.bandwidth_by_size if row["working_set_bytes"] == size]
         text = ", ".join(f"{_gb(row['read_bytes_per_s'])} with {row['n_threads']}" for row in rows)
         yield _row(f"  read in {size / MIB:g} MiB", text)
+
+
+def _by_matrix(rates: dict[str, float]) -> str:
+    return ", ".join(f"{rate / GIGA:.2g} ({int(n_weights) / 1e6:.2g}M at once)" for n_weights, rate in rates.items())
 
 
 def _gpu(gpu: dict) -> str:

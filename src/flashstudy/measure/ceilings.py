@@ -14,6 +14,7 @@ from .host import Host
 from .process import prepared
 
 GEMM_ROWS = 256
+CONVERTED_SIDES = (512, 4096)  # of square matrices: within a core's caches, and far beyond them
 FORMATS = ("fp32", "bf16", "fp16", "int8")
 # From inside one core's second-level cache to far outside the last one.
 CACHE_SIZES = (MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
@@ -36,8 +37,8 @@ def host_ceilings(host: Host, n_threads: int) -> dict[str, Any]:
     fast_bf16 = flop_per_s[n_threads]["bf16"] >= flop_per_s[n_threads]["fp32"]
     dtype = torch.bfloat16 if fast_bf16 else torch.float32
     with prepared(n_threads):
-        widen = rates.dequantize_rate(stopwatch, dtype)
-        unpack = rates.decompress_rate(stopwatch)
+        widen = {side * side: rates.dequantize_rate(stopwatch, dtype, side=side) for side in CONVERTED_SIDES}
+        unpack = {side * side: rates.decompress_rate(stopwatch, side=side) for side in CONVERTED_SIDES}
     best = {str(threads): _streamed(bandwidth, threads, host.llc_bytes) for threads in gemms}
     return dict(
         read_bytes_per_s={threads: row["read_bytes_per_s"] for threads, row in best.items()},
@@ -48,8 +49,8 @@ def host_ceilings(host: Host, n_threads: int) -> dict[str, Any]:
         gemm_flop_per_s=flop_per_s[n_threads],
         gemm_one_thread_flop_per_s=flop_per_s[1],
         gemm_kernel={name: rate.kernel for name, rate in gemms[n_threads].items()},
-        dequantize_weights_per_s=widen.per_s,
-        decompress_weights_per_s=unpack.per_s,
+        dequantize_weights_per_s={str(n_weights): rate.per_s for n_weights, rate in widen.items()},
+        decompress_weights_per_s={str(n_weights): rate.per_s for n_weights, rate in unpack.items()},
         fast_bf16=fast_bf16,
         standard_dtype="bfloat16" if fast_bf16 else "float32",
         contended=any(row["contended"] for row in bandwidth)

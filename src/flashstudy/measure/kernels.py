@@ -89,8 +89,10 @@ def fill(
     n_threads: int | None = None,
     seed: int = 0,
     standard_dtype: str = "",
-) -> Recipe:
-    """The recipe with "unknown" paths replaced by the best this machine has; a recipe without any comes back as it is.
+) -> tuple[Recipe, bool]:
+    """The recipe with "unknown" paths replaced by the best this machine has, and whether the machine was busy.
+
+    A recipe without any comes back as it is.
 
     shapes: (out, in) of every layer, repeated as often as they occur. The acceptable kernel with the least time for the
     task (one prefill of 256 rows, 64 decode steps of one row) wins. `budget_s` is for all of it. A pruned recipe ends
@@ -99,21 +101,23 @@ def fill(
     if recipe.kv_path == "unknown":
         recipe = dataclasses.replace(recipe, kv_path="dequantize_then_matmul")
     if recipe.kernel_path != "unknown":
-        return recipe
+        return recipe, False
     main = main_shapes(shapes)
-    totals, seen = Counter(), Counter()
+    totals, seen, contended = Counter(), Counter(), False
     budget_s /= 2 * len(main)  # a decode and a prefill comparison for each shape
     for shape, count in main.items():
         bench = Bench(shape, standard_type(standard_dtype), recipe.sparsity, seed)
         runs, standard = bench_runs(recipe, bench), bench.standard()
         for rows, n_calls in ((1, DECODE_STEPS), (PREFILL_ROWS, 1)):
-            for key, time_s in _times(runs, standard, bench, rows, budget_s, n_threads).items():
+            times, was_busy = _times(runs, standard, bench, rows, budget_s, n_threads)
+            contended |= was_busy
+            for key, time_s in times.items():
                 totals[key] += time_s * n_calls * count
                 seen[key] += 1
     complete = {key: total for key, total in totals.items() if seen[key] == 2 * len(main)}
     if not complete:
         raise ValueError(f"no kernel here multiplies {recipe.weight_format} within the bound of its format")
-    return _chosen(recipe, runs[min(complete, key=complete.get)])
+    return _chosen(recipe, runs[min(complete, key=complete.get)]), contended
 
 
 def main_shapes(shapes: Sequence[tuple[int, int]]) -> Counter:
@@ -203,15 +207,16 @@ def _times(
     rows: int,
     budget_s: float,
     n_threads: int | None,
-) -> dict[tuple[str, str], float]:
-    """Seconds a call of each kernel: in interleaved rounds, or from one warm call where that is hopelessly slow."""
+) -> tuple[dict[tuple[str, str], float], bool]:
+    """Seconds a call of each kernel, in rounds or of one warm call where that is hopeless; was the machine busy?"""
     warm_s = {key: _one_call_s(bench.call(run.layer, rows, "hot_cache")) for key, run in runs.items()}
     contenders = [key for key in runs if warm_s[key] < HOPELESS * min(warm_s.values())]
     calls = {"standard": bench.call(standard.layer, rows)}
     calls |= {key: bench.call(runs[key].layer, rows) for key in contenders}
     comparisons = compare_many(calls, "standard", budget_s=budget_s / len(calls), n_threads=n_threads)
     standard_s = comparisons["standard"].standard_s
-    return warm_s | {key: comparisons[key].ratio * standard_s for key in contenders}
+    times_s = warm_s | {key: comparisons[key].ratio * standard_s for key in contenders}
+    return times_s, any(comparison.contended for comparison in comparisons.values())
 
 
 def _layouts(recipe: Recipe) -> list[WeightLayout]:

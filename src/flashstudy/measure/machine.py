@@ -15,17 +15,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flashstudy.compress.cache import cache_dir
 from flashstudy.facts.hardware import LAUNCH_S, Hardware
 
 from . import host as hosts
 
-SCHEMA = 1
+SCHEMA = 2
 CONTENDED_CARD_LIVES_S = 600
 
 
 @dataclass(frozen=True)
 class MachineCard:
-    """One machine. Rates by number of threads ("1" and str(n_threads)); gemm_flop_per_s with n_threads, 256 rows."""
+    """One machine. Rates by number of threads ("1" and str(n_threads)); gemm_flop_per_s with n_threads, 256 rows.
+
+    Conversions (dequantize, decompress) by the number of weights in the matrix that is converted at once.
+    """
 
     cpu_model: str
     arch: str
@@ -46,8 +50,8 @@ class MachineCard:
     gemm_flop_per_s: dict[str, float]
     gemm_one_thread_flop_per_s: dict[str, float]
     gemm_kernel: dict[str, str]
-    dequantize_weights_per_s: float
-    decompress_weights_per_s: float
+    dequantize_weights_per_s: dict[str, float]
+    decompress_weights_per_s: dict[str, float]
     fast_bf16: bool
     standard_dtype: str
     gpu: dict[str, Any] | None
@@ -73,21 +77,28 @@ class MachineCard:
 def card(refresh: bool = False) -> MachineCard:
     """The card of this machine, from the cache or measured now (about 10 s)."""
     host = hosts.read()
-    path = cache_folder() / f"machine-{fingerprint(host)}.json"
+    path = _path(host)
     kept = None if refresh else _load(str(path))
     if kept is not None:
         return kept
     _load.cache_clear()
     measured = measure(host)
-    _save(measured, path)
+    write_in_one_step(measured.to_json(), path)
     return measured
 
 
-def cache_folder() -> Path:
-    """Where cards are kept."""
-    import platformdirs
+def is_kept() -> bool:
+    """Whether `card` answers from the cache, without measuring."""
+    return _load(str(_path(hosts.read()))) is not None
 
-    return Path(platformdirs.user_cache_dir("flashstudy")) / "machine"
+
+def _path(host: hosts.Host) -> Path:
+    return cache_folder() / f"machine-{fingerprint(host)}.json"
+
+
+def cache_folder() -> Path:
+    """Where cards and choices of kernels are kept: in the cache folder, or nowhere when there cannot be one."""
+    return cache_dir() / "machine"
 
 
 def fingerprint(host: hosts.Host) -> str:
@@ -110,12 +121,12 @@ def _load(path: str) -> MachineCard | None:
     return None if kept.contended and age_s > CONTENDED_CARD_LIVES_S else kept
 
 
-def _save(measured: MachineCard, path: Path) -> None:
-    """Write the card in one step; a cache that cannot be written is no error."""
+def write_in_one_step(text: str, path: Path) -> None:
+    """Write a file of the cache so that no reader sees half of it; a cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(measured.to_json())
+            part.write(text)
         os.replace(part.name, path)
     except OSError:
         return
@@ -161,8 +172,8 @@ def as_hardware(machine: MachineCard, n_threads: int | None = None) -> Hardware:
         interconnect_bytes_per_s=0.0,
         source=f"measured on this machine, {machine.measured_at}, threads: {threads}",
         measured=True,
-        dequantize_weights_per_s=machine.dequantize_weights_per_s,
-        decompress_weights_per_s=machine.decompress_weights_per_s,
+        dequantize_weights_per_s={int(size): rate for size, rate in machine.dequantize_weights_per_s.items()},
+        decompress_weights_per_s={int(size): rate for size, rate in machine.decompress_weights_per_s.items()},
     )
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special
 from torch import Tensor
 
 from flashstudy.compress.cache import InputError
 
+BATCH_TOKENS = 512  # go through the model at once, in as many windows; a longer window goes alone
 CHUNK_ROWS = 256  # positions whose logits exist at once: 50 MB at a vocabulary of 49,152
 BLOCK_TOKENS = 128
 N_RESAMPLES = 2000
@@ -45,7 +46,7 @@ class Divergence:
 class Reference:
     """A model's final hidden states on windows, kept so that several variants can be compared with it at little cost.
 
-    hidden: one [window - 1, hidden] a window, in the model's dtype; 2 MB for 1,000 tokens of width 576.
+    hidden: [rows, hidden] for each batch of windows, in the model's dtype; 2 MB for 1,000 tokens of width 576.
     """
 
     model: Any
@@ -60,22 +61,29 @@ def remember(model: Any, windows: Tensor) -> Reference:
         raise InputError(
             f"{type(model).__name__} changes its logits after the head, so its hidden states do not say them"
         )
-    return Reference(model, windows, [_hidden(model, part, None) for part in windows.split(1)])
+    return Reference(model, windows, [_hidden(model, part, None) for part in _batches(windows)])
 
 
-def token_nll(model: Any, windows: Tensor, batch: int = 1, make_cache: Callable[[], Any] | None = None) -> Tensor:
+def reference_nll(reference: Reference) -> Tensor:
+    """`token_nll` of a remembered model on its windows."""
+    batches = range(len(reference.hidden))
+    losses = [_losses(*chunk) for index in batches for chunk in _from_hidden(reference, index)]
+    return torch.cat(losses).reshape(len(reference.windows), -1)
+
+
+def token_nll(model: Any, windows: Tensor, make_cache: Callable[[], Any] | None = None) -> Tensor:
     """Negative log-likelihood in nats of each token after the first of windows [n, window]: fp32 [n, window - 1].
 
     Each window is scored alone, from its first token on, as it is: no beginning-of-text token is put before it, so the
-    first predictions have little context. `batch` windows run at once. With `make_cache` keys and values go through a
-    new cache of that kind, quantized ones included.
+    first predictions have little context. With `make_cache` keys and values go through a new cache of that kind,
+    quantized ones included.
     """
     _check(model, windows)
     losses = [
         torch.cat([_losses(logits, targets) for logits, targets in _predictions(model, part, make_cache)]).reshape(
             len(part), -1
         )
-        for part in windows.split(batch)
+        for part in _batches(windows)
     ]
     return torch.cat(losses)
 
@@ -90,7 +98,7 @@ def kl_and_top1(
     """KL divergence of b's predictions from a's, agreement of their likeliest tokens, and both likelihoods.
 
     One pass of each model (of b alone where a is a Reference), so it replaces two calls of `token_nll`. Windows as
-    there; one at a time.
+    there.
     """
     remembered = model_a if isinstance(model_a, Reference) else None
     _check(remembered.model if remembered else model_a, windows)
@@ -102,9 +110,9 @@ def kl_and_top1(
             _from_hidden(remembered, index) if remembered else _predictions(model_a, part, make_cache_a),
             _predictions(model_b, part, make_cache_b),
         )
-        for index, part in enumerate(windows.split(1))
+        for index, part in enumerate(_batches(windows))
     ]
-    return Divergence(*(torch.stack(column) for column in zip(*rows, strict=True)))
+    return Divergence(*(torch.cat(column).reshape(len(windows), -1) for column in zip(*rows, strict=True)))
 
 
 def paired_difference(a: Tensor, b: Tensor, block: int = BLOCK_TOKENS, seed: int = 0) -> Interval:
@@ -139,7 +147,11 @@ def _resampled_means(sums: np.ndarray, sizes: np.ndarray, generator: np.random.G
 
 def _small_sample_factor(n_blocks: int) -> float:
     quantile = 0.5 + CONFIDENCE / 2
-    return float(stats.t.ppf(quantile, n_blocks - 1) / stats.norm.ppf(quantile) * np.sqrt(n_blocks / (n_blocks - 1)))
+    return float(special.stdtrit(n_blocks - 1, quantile) / special.ndtri(quantile) * np.sqrt(n_blocks / (n_blocks - 1)))
+
+
+def _batches(windows: Tensor) -> tuple[Tensor, ...]:
+    return windows.split(max(1, BATCH_TOKENS // windows.shape[1]))
 
 
 def _check(model: Any, windows: Tensor) -> None:
@@ -181,7 +193,7 @@ def _through_head(model: Any, hidden: Tensor, targets: Tensor):
 
 
 def _from_hidden(reference: Reference, index: int):
-    targets = reference.windows[index, 1:].to(reference.model.device)
+    targets = _batches(reference.windows)[index][:, 1:].flatten().to(reference.model.device)
     return _through_head(reference.model, reference.hidden[index], targets)
 
 
@@ -197,7 +209,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _compare(predictions_a, predictions_b) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four columns of Divergence for one window."""
+    """The four columns of Divergence for one batch of windows."""
     rows = []
     for (logits_a, targets), (logits_b, _) in zip(predictions_a, predictions_b, strict=True):
         log_a, log_b = logits_a.log_softmax(-1), logits_b.log_softmax(-1)

@@ -10,6 +10,7 @@ are used only when they nearly always fit between two waits, and then with a wid
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -37,12 +38,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.rounds)
 
-    @property
+    @cached_property
     def log_ratios(self) -> np.ndarray:
         """ln(time / reference time) of each round."""
         return np.array([math.log(taken[self.name].call_s / taken[self.reference].call_s) for taken in self.rounds])
 
-    @property
+    @cached_property
     def interval(self) -> Interval:
         """95% interval of the log ratio, the allowance added to both sides."""
         found = correlated_interval(self.log_ratios)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 MOST_BATCHES, FEWEST_BATCHES = 12, 5
 # Correlation between batches may raise the variance of their mean by this factor before fewer, longer batches are
@@ -47,7 +47,7 @@ def correlated_interval(samples: np.ndarray) -> Interval:
     # Correlated batches also look more alike than they are: their sample variance is low by this factor.
     shrunk = max(0.25, 1 - (inflated - 1) / (n_batches - 1)) if n_batches > 2 else 1.0
     error = medians.std(ddof=1) * math.sqrt(inflated / shrunk / n_batches)
-    center, half = float(medians.mean()), float(stats.t.ppf(0.975, n_batches - 1) * error)
+    center, half = float(medians.mean()), float(special.stdtrit(n_batches - 1, 0.975) * error)
     return Interval(center, center - half, center + half)
 
 
@@ -143,6 +143,6 @@ def waiting_quantum_s(
     for quantum_s in quanta_s:
         steps = late / quantum_s
         near = int(((np.abs(steps - np.round(steps)) < 0.1) & (steps > 0.5)).sum())
-        if near >= 0.8 * len(late) and stats.binomtest(near, len(late), 0.2, alternative="greater").pvalue < 1e-3:
+        if near >= 0.8 * len(late) and special.bdtrc(near - 1, len(late), 0.2) < 1e-3:
             return quantum_s
     return 0.0

@@ -5,12 +5,15 @@ cache is cut back afterward, so every call does the same work. Both go through t
 and the library cost is part of the time, for the standard and the variant alike.
 """
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from flashstudy.compress.variants import Variant
+from flashstudy.facts.models import ModelShape
 
 
 def prefill(variant: Variant, ids: Tensor, *, head: bool = True) -> Callable[[], Tensor]:
@@ -47,6 +50,21 @@ def decode(variant: Variant, *, context: int, batch: int = 1, seed: int = 0, hea
         return output[0]
 
     return step
+
+
+def in_turns(calls: Sequence[Callable[[], Tensor]]) -> Callable[[], Tensor]:
+    """A call of the next one of `calls` each time: slices of a model in turns stream all its weights."""
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
+
+
+def layers_beyond(model_shape: ModelShape, weight_bytes: float, llc_bytes: int) -> int:
+    """Decoder layers whose weights of `weight_bytes` each exceed the last-level cache twice, at most all of them.
+
+    Read in turns, twice the cache already means that a weight is gone before it is read again.
+    """
+    n_weights = sum(rows * columns for rows, columns in model_shape.layer_matrices.values())
+    return min(model_shape.n_layers, math.ceil(2 * llc_bytes / (n_weights * weight_bytes)))
 
 
 def dequantize_cache(variant: Variant, *, context: int, batch: int = 1, seed: int = 0) -> Callable[[], None]:

@@ -6,6 +6,7 @@ machine's mood of the minute is the same for all. Only weights that rotate beyon
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -31,6 +32,15 @@ class Streams:
     rounds: timing.Rounds
     read_bytes: dict[str, int]
     ceiling: str
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The bytes and the MBU of one kernel, and the ceiling, in the columns of a result."""
+        share = self.share(name)
+        ceiling_bytes_per_s = self.read_bytes[self.ceiling] / self.rounds.median_s(self.ceiling)
+        return dict(
+            read_bytes=self.read_bytes[name], mbu=share.estimate, mbu_low=share.low, mbu_high=share.high,
+            ceiling=self.ceiling, ceiling_bytes_per_s=ceiling_bytes_per_s,
+        )  # fmt: skip
 
     def share(self, name: str) -> Share:
         """MBU of one kernel, from its time paired with the ceiling's."""

@@ -65,7 +65,8 @@ class Rounds:
         if reference not in self.trial.functions:
             raise ValueError(f"reference {reference!r} is not among the functions {list(self.trial.functions)}")
         trial = replace(self.trial, reference=reference)
-        return {name: _comparison(trial, name, self.given_up, self.insisted) for name in trial.functions}
+        problem = trial.problem()
+        return {name: _comparison(trial, name, problem, self.given_up, self.insisted) for name in trial.functions}
 
     def median_s(self, name: str) -> float:
         """Median seconds a call over the clean rounds."""
@@ -154,9 +155,9 @@ def _fewer_and_fewer(n_threads: int) -> list[int]:
     return [n_threads >> step for step in range(n_threads.bit_length())]
 
 
-def _comparison(trial: Trial, name: str, given_up: str, insisted: bool) -> Comparison:
+def _comparison(trial: Trial, name: str, problem: str, given_up: str, insisted: bool) -> Comparison:
     """The trial's answer for one function; refused where it has a problem or is not about the threads insisted on."""
-    threads, problem, interval = trial.stopwatch.n_threads, trial.problem(), trial.interval(name)
+    threads, interval = trial.stopwatch.n_threads, trial.interval(name)
     fewer = f"{given_up}{threads}" if given_up else ""
     return Comparison(
         ratio=math.exp(interval.estimate),

@@ -44,6 +44,7 @@ class Trial:
     wall_s: float = 0.0
     timed_s: float = 0.0
     pressure: float = 0.0
+    _chosen: dict[tuple[str, str], tuple[int, Pairs]] = field(default_factory=dict)  # with the rounds it was made of
 
     def run(self, budget_s: float) -> None:
         """Warm up, then take rounds until the budget is used, enough is known, or it is clearly hopeless.
@@ -102,7 +103,11 @@ class Trial:
 
     def pairs(self, name: str) -> Pairs:
         """The pairs of one function with the reference that may be believed."""
-        return choose(self.rounds, name, self.reference, self.min_pairs)
+        n_rounds, chosen = self._chosen.get((name, self.reference), (-1, None))
+        if chosen is None or n_rounds != len(self.rounds):
+            chosen = choose(self.rounds, name, self.reference, self.min_pairs)
+            self._chosen[name, self.reference] = (len(self.rounds), chosen)
+        return chosen
 
     def _n_clean(self) -> int:
         """Believable pairs of the alternative that has fewest."""

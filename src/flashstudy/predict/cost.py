@@ -44,6 +44,7 @@ class Work:
     dequantized_bytes: float = 0.0  # written at full width and read again
     unpacked_values: float = 0.0
     unpacked_bytes: float = 0.0  # written unpacked and read again
+    converted_at_once: float = 1.0  # values that one conversion kernel handles
     n_kernels: float = 0.0
     path: str = "dense"
     sparse_product: bool = False  # multiplied in CSR or BSR, by kernels that skip zeros
@@ -81,6 +82,7 @@ def linear(out_features: int, in_features: int, rows: float, recipe: Recipe, com
         index_bytes=indices,
         activation_bytes=rows * (in_features + out_features) * width_bytes(compute_format),
         n_kernels=1 + KERNELS_PER_PRODUCT.get(path, 0) + _unpack_kernels(recipe),
+        converted_at_once=n_weights,
         path=path,
         sparse_product=_is_sparse_product(recipe),
         **conversions,
@@ -143,6 +145,7 @@ def attention(model: ModelShape, recipe: Recipe, phase: str, batch: int, context
         kv_bytes=n_values * (KV_BITS[recipe.kv_format] / 8 if narrow else wide),
         dequantized_values=n_values if narrow else 0.0,
         dequantized_bytes=2 * n_values * wide if naive else 0.0,
+        converted_at_once=n_values / (2 * model.n_layers),
         n_kernels=model.n_layers * KERNELS_PER_KV_CONVERSION if naive else 0,
         path="fused" if narrow and not naive else "dense",
     )

@@ -179,9 +179,9 @@ def _work_parts(work: Work, hardware: Hardware) -> dict[str, Seconds]:
     if work.flop:
         parts |= _arithmetic_parts(work, hardware, sum(parts.values()))
     if widened := _widened_values(work, hardware):
-        parts["dequantize"] = _convert_s(widened, work.dequantized_bytes, "dequantize", hardware, bytes_per_s)
+        parts["dequantize"] = _convert_s("dequantize", widened, work.dequantized_bytes, work, hardware)
     if work.unpacked_values:
-        parts["decompress"] = _convert_s(work.unpacked_values, work.unpacked_bytes, "decompress", hardware, bytes_per_s)
+        parts["decompress"] = _convert_s("decompress", work.unpacked_values, work.unpacked_bytes, work, hardware)
     return parts
 
 
@@ -226,17 +226,16 @@ def _widened_values(work: Work, hardware: Hardware) -> float:
     return work.dequantized_values
 
 
-def _convert_s(
-    values: float, moved_bytes: float, kind: str, hardware: Hardware, bytes_per_s: NDArray[np.float64]
-) -> Seconds:
+def _convert_s(kind: str, values: float, moved_bytes: float, work: Work, hardware: Hardware) -> Seconds:
     """Time to "dequantize" or "decompress" values; moved_bytes are written and read again, half each, 0 where fused.
 
     A CPU converts through memory at a rate of its own, measured or assumed of its bandwidth, that includes the writing.
     """
+    bytes_per_s = _bytes_per_s(work, hardware)
     if hardware.kind == "gpu" or not moved_bytes:
         lanes_per_s = hardware.rate("fp32") / 2  # a fused multiply-add is 2 FLOP and one instruction
         return values * SCENARIOS[f"{kind}_instructions"] / lanes_per_s + moved_bytes / bytes_per_s
-    measured_per_s = getattr(hardware, f"{kind}_weights_per_s")
+    measured_per_s = hardware.conversion_rate(kind, work.converted_at_once)
     if measured_per_s:
         per_value_s = 1 / (measured_per_s * SCENARIOS["measured_conversion"])
     else:

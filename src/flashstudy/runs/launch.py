@@ -26,7 +26,7 @@ def command(notebook: Path, attempt: Path, private: Path, values: dict[str, Any]
     parameters_file = private / "parameters.yaml"
     parameters_file.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
     return [
-        *(sys.executable, "-m", "papermill", _literal(notebook), _literal(attempt / folders.NOTEBOOK)),
+        *(sys.executable, "-m", "flashstudy.runs.executor", _literal(notebook), _literal(attempt / folders.NOTEBOOK)),
         *("-f", str(parameters_file), "-k", "python3", "-l", "python", "--cwd", str(cwd)),
         *("--autosave-cell-every", str(AUTOSAVE_S), "--start-timeout", str(KERNEL_START_S)),
         *("--no-progress-bar", "--log-output"),
@@ -71,7 +71,8 @@ def _write_kernelspec(folder: Path) -> None:
 
     folder.mkdir(parents=True)
     spec = get_kernel_dict()  # as this ipykernel wants it: newer ones also announce encryption
-    spec["argv"][0] = sys.executable
+    launcher = spec["argv"].index("ipykernel_launcher")
+    spec["argv"][0], spec["argv"][launcher] = sys.executable, "flashstudy.runs.kernel"
     (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
 
 

@@ -95,9 +95,9 @@ def widen(number: Number, n_configurations: int) -> Number:
 
 def search_factor(n_configurations: int) -> float:
     """How much wider an interval becomes when the best of n configurations is picked: 1 for one, 1.36 for four."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(1 - 0.025 / n_configurations, BATCHES - 1) / t.ppf(0.975, BATCHES - 1))
+    return float(stdtrit(BATCHES - 1, 1 - 0.025 / n_configurations) / stdtrit(BATCHES - 1, 0.975))
 
 
 def band_text(band: Band, unit: str) -> str:

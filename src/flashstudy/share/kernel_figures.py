@@ -28,7 +28,7 @@ _HATCH = "////"
 def bandwidth(result: pd.DataFrame, ax: Axes) -> Axes:
     """Share of the machine's read bandwidth (MBU) that each kernel reaches, one bar a format and kernel.
 
-    The whiskers are MBU at the ends of the row's time-ratio interval: bytes are exact, so only time is uncertain.
+    The whiskers are MBU's 95% interval: bytes are exact, so only time is uncertain.
     """
     bars = _bandwidth_rows(result)
     if bars.empty:
@@ -91,10 +91,7 @@ def _draw_bar(ax: Axes, height: float, row: pd.Series) -> None:
 
 
 def _mbu_interval(row: pd.Series) -> tuple[float, float]:
-    ratio, low, high = (row.get(name, np.nan) for name in ("time_ratio", "low", "high"))
-    if pd.isna(ratio) or pd.isna(low) or pd.isna(high) or min(low, high) <= 0:
-        return np.nan, np.nan
-    return row["mbu"] * ratio / high, row["mbu"] * ratio / low
+    return row.get("mbu_low", np.nan), row.get("mbu_high", np.nan)
 
 
 def _kernel_name(row: pd.Series) -> str:

@@ -1,8 +1,9 @@
 """At which sequence length does Flash start or stop paying?
 
 The ratio of Flash to standard is followed over length, prefill and decode apart, and `measure.crossover` chooses the
-lengths. Only the first decoder layers are timed: all are alike, the embedding and the output head do not depend on
-length, and a layer's ratio needs seconds where the whole model's needs minutes.
+lengths. A call runs a few decoder layers: all are alike, the embedding and the output head do not depend on length,
+and a layer's ratio needs seconds where the whole model's needs minutes. Successive calls take successive layers, so
+that weights come from memory as they do in the whole model.
 """
 
 import dataclasses
@@ -15,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flashstudy.compress import checkpoints, rewrite, variants
 from flashstudy.facts import claims, recipes
-from flashstudy.measure import crossover, kernels, machine, steps, timing
+from flashstudy.measure import choices, crossover, machine, steps, timing
 from flashstudy.predict import roofline
 
 FLASH = ("ARTICLE_FLASH", "BEST_FLASH")
 SHORT_TOKENS = 1024  # the article's "short": tasks below 1K tokens
-FILL_S = 2.0  # for choosing BEST_FLASH's kernel
 KV_CONTEXT = 4096  # the ledger's length for the share of KV decompression
 
 
@@ -29,7 +29,7 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
-    n_layers: int = Field(2, ge=0, le=1000, description="decoder layers timed, 0 for all")
+    n_layers: int = Field(2, ge=0, le=1000, description="decoder layers run by a call, 0 for all")
     prefill_start: int = Field(32, ge=8, le=100_000, description="shortest prompt in tokens")
     prefill_stop: int = Field(512, ge=16, le=100_000, description="longest prompt in tokens")
     decode_start: int = Field(128, ge=8, le=1_000_000, description="shortest cache in tokens")
@@ -54,8 +54,11 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     curves = [(phase, name) for phase in ("prefill", "decode") for name in FLASH]
     report(0, len(curves) + 2, "model and variants")
     card = machine.card()
-    loaded = _layers(params, card)
-    built = {recipe.name: variants.build(loaded, recipe) for recipe in _recipes(params, card, loaded)}
+    loaded, n_layers = _layers(params, card)
+    built = {
+        recipe.name: rewrite.layer_slices(variants.build(loaded, recipe), n_layers)
+        for recipe in _recipes(params, card, loaded)
+    }
     rows: list[dict] = []
     for done, (phase, name) in enumerate(curves, start=1):
         report(done, len(curves) + 2, f"{phase}, {name}")
@@ -98,20 +101,23 @@ def _in_words(row) -> str:
     )
 
 
-def _layers(params: Params, card: machine.MachineCard) -> checkpoints.LoadedModel:
-    """The model's first layers; its shape has no vocabulary, because neither embedding nor head is run."""
+def _layers(params: Params, card: machine.MachineCard) -> tuple[checkpoints.LoadedModel, int]:
+    """Enough of the model's layers that INT8 weights exceed the cache, and how many of them a call runs.
+
+    The shape is that of a call and has no vocabulary, because neither embedding nor head is run.
+    """
     loaded = checkpoints.load_model(params.model, dtype=card.standard_dtype)
     n_layers = min(params.n_layers or loaded.shape.n_layers, loaded.shape.n_layers)
+    streamed = max(n_layers, steps.layers_beyond(loaded.shape, weight_bytes=1.0, llc_bytes=card.llc_bytes))
     shape = dataclasses.replace(loaded.shape, n_layers=n_layers, vocab=1)
-    return dataclasses.replace(loaded, model=rewrite.first_layers(loaded.model, n_layers), shape=shape)
+    return dataclasses.replace(loaded, model=rewrite.first_layers(loaded.model, streamed), shape=shape), n_layers
 
 
 def _recipes(params: Params, card, loaded) -> Iterator[recipes.Recipe]:
     yield recipes.standard("bf16" if card.standard_dtype == "bfloat16" else "fp32")
     yield recipes.ARTICLE_FLASH
-    yield kernels.fill(
+    yield choices.best_kernels(
         recipes.BEST_FLASH,
-        budget_s=FILL_S,
         shapes=[tuple(m.weight.shape) for m in rewrite.matrices(loaded.model)],
         n_threads=params.n_threads or None,
     )
@@ -130,17 +136,17 @@ def _ratio_at(params: Params, built: dict, phase: str, name: str, n_tokens: int)
     return timing.compare(calls["standard"], calls[name], budget_s=budget_s, n_threads=params.n_threads or None)
 
 
-def _call(params: Params, variant, phase: str, n_tokens: int) -> Callable:
+def _call(params: Params, slices: list, phase: str, n_tokens: int) -> Callable:
     if phase == "decode":
-        return steps.decode(variant, context=n_tokens, seed=params.seed, head=False)
+        return steps.in_turns([steps.decode(part, context=n_tokens, seed=params.seed, head=False) for part in slices])
     generator = torch.Generator().manual_seed(params.seed)
-    ids = torch.randint(variant.model.config.vocab_size, (1, n_tokens), generator=generator)
-    return steps.prefill(variant, ids, head=False)
+    ids = torch.randint(slices[0].model.config.vocab_size, (1, n_tokens), generator=generator)
+    return steps.in_turns([steps.prefill(part, ids, head=False) for part in slices])
 
 
 def _curve_rows(params, loaded, built, card, phase, name, found: crossover.Crossover) -> Iterator[dict]:
     """The curve's summary, then its points with the cost model's ratio beside the measured one."""
-    factors = dict(model=loaded.name, recipe=name, phase=phase, kernel=built[name].recipe.kernel)
+    factors = dict(model=loaded.name, recipe=name, phase=phase, kernel=built[name][0].recipe.kernel)
     yield factors | dict(
         crossover_status=found.status, crossover_tokens=found.estimate, low=found.low, high=found.high,
         direction=found.direction, contended=any(point.contended for point in found.points),
@@ -152,7 +158,7 @@ def _curve_rows(params, loaded, built, card, phase, name, found: crossover.Cross
 def _predicted(loaded, card, built, phase: str, name: str, n_tokens: int) -> dict:
     hardware = machine.as_hardware(card)
     flash, standard = (
-        roofline.step_time(loaded.shape, hardware, built[role].recipe, phase=phase, batch=1, context=n_tokens)
+        roofline.step_time(loaded.shape, hardware, built[role][0].recipe, phase=phase, batch=1, context=n_tokens)
         for role in (name, "standard")
     )
     estimate, low, high = roofline.ratio(flash, standard)
@@ -187,16 +193,12 @@ def _length_claims(rows: list[dict]) -> Iterator[dict]:
         )
 
 
-def _kv_share(params: Params, variant) -> dict:
+def _kv_share(params: Params, slices: list) -> dict:
     """Share of an ARTICLE_FLASH decode step that dequantizing the cache takes: that work alone against the whole."""
     context = min(KV_CONTEXT, params.decode_stop)
-    step = steps.decode(variant, context=context, seed=params.seed, head=False)
-    share = timing.compare(
-        step,
-        steps.dequantize_cache(variant, context=context, seed=params.seed),
-        budget_s=1.0,
-        n_threads=params.n_threads or None,
-    )
+    step = _call(params, slices, "decode", context)
+    alone = steps.in_turns([steps.dequantize_cache(part, context=context, seed=params.seed) for part in slices])
+    share = timing.compare(step, alone, budget_s=params.budget_s / 2, n_threads=params.n_threads or None)
     return claims.row(
         "kv_decompression",
         "mechanism_here",

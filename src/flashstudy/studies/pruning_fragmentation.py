@@ -24,7 +24,7 @@ Sparsity = Annotated[float, Field(gt=0, lt=1)]
 # Pattern, stored format, weight format and kernel of everything that is timed. CSR and BSR exist in fp32 only.
 FORMATS = (
     ("unstructured", "dense", "fp32", "dense"),
-    ("unstructured", "bitmap", "int8", "bitmap"),
+    ("unstructured", "bitmap", "int8", "bitmap_table"),
     ("unstructured", "csr", "fp32", "csr"),
     ("block", "bsr", "fp32", "bsr"),
 )
@@ -42,8 +42,8 @@ class Params(BaseModel):
     shape: str = Field("llama3-8b", min_length=1, description="model whose layer sizes are timed")
     matrix: Matrix = Field("k", description="matrix of its layer: q, k, v, o, gate, up or down")
     rows: int = Field(1, ge=1, le=4096, description="rows multiplied at once, 1 is a decode step")
-    n_windows: int = Field(2, ge=1, le=1024, description="text windows scored")
-    window_tokens: int = Field(256, ge=16, le=8192, description="tokens in each window")
+    n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
+    window_tokens: int = Field(96, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random weights and the bootstrap")
     budget_s: float = Field(0.3, gt=0, le=600, description="seconds for each timed alternative")
@@ -108,10 +108,11 @@ def measure_time(params: Params, weight: Tensor, dense: list, sparsity: float, l
     to_dense = found.rounds.against(BASELINE)
     for fmt in FORMATS:
         name = _name(fmt)
-        yield _factors(params, fmt, sparsity) | _storage(fmt, masks[fmt[0]], params.block) | dict(
-            read_bytes=found.read_bytes[name], mbu=found.share(name).estimate, residency="streamed",
-            note=f"ceiling: {found.ceiling}", **to_dense[name].row(),
-        )  # fmt: skip
+        yield (
+            _factors(params, fmt, sparsity)
+            | _storage(fmt, masks[fmt[0]], params.block)
+            | dict(residency="streamed", **found.row(name), **to_dense[name].row())
+        )
     yield from _claim_rows(params, sparsity, masks, found)
 
 

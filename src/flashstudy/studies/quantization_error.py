@@ -36,8 +36,8 @@ class Params(BaseModel):
     )
     group_size: int = Field(64, ge=1, le=65_536, description="consecutive weights of a row in one group")
     layer_stride: int = Field(5, ge=1, description="use every n-th layer for the error of single matrices")
-    n_windows: int = Field(2, ge=1, le=1024, description="text windows scored")
-    window_tokens: int = Field(256, ge=16, le=8192, description="tokens in each window")
+    n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
+    window_tokens: int = Field(96, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the bootstrap")
 
@@ -57,7 +57,7 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     )
     report(1, len(formats) + 2, "reference")
     reference = quality.remember(loaded.model, windows)
-    rows = [_reference_row(quality.token_nll(loaded.model, windows))]
+    rows = [_reference_row(quality.reference_nll(reference))]
     for done, fmt in enumerate(formats, start=2):
         report(done, len(formats) + 2, f"int{fmt['bits']} per {fmt['granularity']}")
         rows.append(measure_quality(loaded, fmt, windows, reference, params.seed) | _mean_error(matrices, fmt))

@@ -8,6 +8,7 @@ middle of the answer, N tokens written. Each element of the article's recipe is 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -18,12 +19,12 @@ from flashstudy.compress import checkpoints, rewrite, variants
 from flashstudy.facts import claims, recipes
 from flashstudy.facts.recipes import Recipe
 from flashstudy.facts.units import format_interval
-from flashstudy.measure import kernels, machine, steps, timing
+from flashstudy.measure import choices, machine, steps, timing
 from flashstudy.predict import roofline
 
+Phase = Literal["prefill", "decode"]
 PHASES = ("prefill", "decode", "task")
 WHOLE = ("standard", "ARTICLE_FLASH", "BEST_FLASH")
-FILL_S = 2.0  # for choosing BEST_FLASH's kernel
 MIN_PAIRS = 4  # a naive step takes up to seconds; blocks that long scatter by a percent or two
 N_DRAWS = 20_000  # Monte Carlo draws for the task's interval; its own error is below 1% of the half-width
 
@@ -38,8 +39,8 @@ class Params(BaseModel):
     input_tokens: int = Field(256, ge=8, le=32_768, description="prompt length of the task")
     output_tokens: int = Field(64, ge=2, le=32_768, description="answer length of the task")
     sparsity: float = Field(0.5, gt=0, lt=1, description="share of weights pruned in both Flash variants")
-    prefill_layers: int = Field(6, ge=0, le=1000, description="decoder layers timed in prefill, 0 for all")
-    elements: bool = Field(False, description="measure each element alone in prefill too, not in decode only")
+    prefill_layers: int = Field(4, ge=0, le=1000, description="decoder layers timed in prefill, 0 for all")
+    element_phases: list[Phase] = Field(["decode"], description="phases with each element alone too, may be empty")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of every random choice")
     budget_s: float = Field(0.5, gt=0, le=600, description="seconds for each timed alternative")
@@ -57,8 +58,9 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     report(2, 4, "prefill")
     prefill, length = _prefill(params, loaded, built)
     report(3, 4, "decode")
-    decode = _measure(_decodes(params, built), params).against("standard")
-    task = {name: _task(prefill[name], decode[name], length, params) for name in prefill}
+    decode = _measure(_decodes(params, _chosen(params, built, "decode")), params).against("standard")
+    both = prefill.keys() & decode.keys()
+    task = {name: _task(prefill[name], decode[name], length, params) for name in built if name in both}
     rows = [
         _row(phase, built[name], built["standard"], comparison, params, loaded, card)
         for phase, found in zip(PHASES, (prefill, decode, task), strict=True)
@@ -94,12 +96,13 @@ def _recipes(params: Params, card: machine.MachineCard, loaded: checkpoints.Load
     best = dataclasses.replace(recipes.BEST_FLASH, sparsity=params.sparsity)
     yield base
     yield article
-    yield kernels.fill(
+    yield choices.best_kernels(
         best,
-        budget_s=FILL_S,
         shapes=[tuple(m.weight.shape) for m in rewrite.matrices(loaded.model)],
         n_threads=params.n_threads or None,
     )
+    if not params.element_phases:
+        return
     yield from recipes.elements(article, base).values()
     other = {"fp32": "bf16", "bf16": "fp32"}[base.weight_format]
     yield dataclasses.replace(recipes.standard(other), name=f"standard in {other}")
@@ -109,19 +112,25 @@ def _prefill(params: Params, loaded, built: dict) -> tuple[dict[str, timing.Comp
     """Prefill ratios by recipe, and the standard's prefill in units of its own decode step, from the same rounds."""
     text = checkpoints.load_text(params.text).evaluation
     ids = checkpoints.windows(text, loaded.tokenizer, n_windows=1, window_tokens=params.input_tokens).to(params.device)
-    chosen = {name: variant for name, variant in built.items() if params.elements or name in WHOLE}
+    chosen = _chosen(params, built, "prefill")
     n_layers = min(params.prefill_layers or loaded.shape.n_layers, loaded.shape.n_layers)
-    calls = {name: steps.prefill(_first_layers(variant, n_layers), ids) for name, variant in chosen.items()}
+    calls = {name: _prefills(variant, n_layers, ids) for name, variant in chosen.items()}
     one_step = _decodes(params, {"standard": built["standard"]})["standard"]
     rounds = _measure(calls | {"one step": one_step}, params)
     found = rounds.against("standard")
     length = rounds.against("one step")["standard"]
-    share = loaded.shape.n_layers / n_layers  # all layers are alike; embedding and one row of the head are below 1%
+    share = loaded.shape.n_layers / n_layers  # all layers are alike; the head's one row, left out, is below 1%
     return {name: _scaled(found[name], share) for name in calls}, _scaled_ratio(length, share)
 
 
-def _first_layers(variant: variants.Variant, n_layers: int) -> variants.Variant:
-    return dataclasses.replace(variant, model=rewrite.first_layers(variant.model, n_layers))
+def _chosen(params: Params, built: dict, phase: str) -> dict[str, variants.Variant]:
+    """The variants of one phase: the elements alone only where they are asked for."""
+    return built if phase in params.element_phases else {name: built[name] for name in WHOLE}
+
+
+def _prefills(variant: variants.Variant, n_layers: int, ids: torch.Tensor) -> Callable:
+    """Prefills of `n_layers` consecutive layers in turns, so that none is still in the cache when it comes again."""
+    return steps.in_turns([steps.prefill(part, ids, head=False) for part in rewrite.layer_slices(variant, n_layers)])
 
 
 def _scaled(comparison: timing.Comparison, factor: float) -> timing.Comparison:

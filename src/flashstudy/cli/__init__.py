@@ -7,14 +7,12 @@ progress and errors to stderr.
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from flashstudy.runs.runner import Outcome
+from flashstudy.cli.answers import console, exit_code, fail, plain, print_json, shown
+from flashstudy.runs import executor
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 UsageError: type[Exception] = typer.BadParameter.__base__  # typer exports only this subclass of it
@@ -38,7 +36,7 @@ def about(context: typer.Context) -> None:
     try:
         Path.cwd()
     except OSError:
-        raise typer.Exit(_fail("the current folder is gone; allowed: a folder that exists", 2)) from None
+        raise typer.Exit(fail("the current folder is gone; allowed: a folder that exists", 2)) from None
 
 
 @app.command("list")
@@ -54,7 +52,7 @@ def list_notebooks(as_json: AsJson = False) -> int:
         expected_s = profiles.load(name, "quick").expected_s
         answers.append({"name": name, "question": asks, "expected_s": expected_s, "last_good_run": last})
     if as_json:
-        return _print_json(answers)
+        return print_json(answers)
     width = max(len(answer["name"]) for answer in answers)
     for answer in answers:
         print(f"{answer['name']:{width}}  {display.clock(answer['expected_s']):>6}  {answer['question']}")
@@ -70,7 +68,7 @@ def show_parameters(name: str, as_json: AsJson = False) -> int:
     described = schema.describe(params_class)
     if as_json:
         parameters = [vars(one) for one in described]
-        return _print_json({"name": name, "parameters": parameters, "schema": params_class.model_json_schema()})
+        return print_json({"name": name, "parameters": parameters, "schema": params_class.model_json_schema()})
     for one in described:
         print(f"{one.name} = {json.dumps(one.default, ensure_ascii=False)}\n    {one.description}; {one.allowed}")
     return 0
@@ -84,9 +82,9 @@ def fetch(as_json: AsJson = False) -> int:
     try:
         found = checkpoints.fetch(progress=lambda line: print(line, file=sys.stderr))
     except checkpoints.InputError as error:
-        return _fail(str(error), 1)
+        return fail(str(error), 1)
     if as_json:
-        return _print_json({name: str(path) for name, path in found.items()})
+        return print_json({name: str(path) for name, path in found.items()})
     for name, path in found.items():
         print(f"{name}: {path}")
     return 0
@@ -112,14 +110,14 @@ def run(
     wanted = list(targets.READING_ORDER) if everything else names or []
     overrides = schema.assignments(parameter or [])
     settings = {"profile": profile, "results": results, "timeout_s": timeout}
-    with display.shown(_console()) as show:
+    with display.shown(console()) as show:
         outcomes = runner.run_batch(wanted, overrides=overrides, on_event=show, **settings)
     if as_json:
-        _print_json([_plain(outcome) for outcome in outcomes])
+        print_json([plain(outcome) for outcome in outcomes])
     else:
         for outcome in outcomes:
-            print(f"{outcome.name}: {outcome.status}, {_shown(outcome.path)}")
-    return _exit_code(outcomes, len(wanted))
+            print(f"{outcome.name}: {outcome.status}, {shown(outcome.path)}")
+    return exit_code(outcomes, len(wanted))
 
 
 @app.command()
@@ -159,118 +157,9 @@ def study(
     profile: ProfileName = "quick", results: Results = None, out: SiteFolder = Path("site"), timeout: Timeout = None
 ) -> int:
     """Fetch the models, run every notebook in reading order, refresh the site after each, tell the answers."""
-    from flashstudy.runs import display, records, runner, targets
+    from flashstudy.cli import everything
 
-    root = (results or records.results_dir()).expanduser().absolute()
-    settings = {"profile": profile, "results": root, "timeout_s": timeout}
-    runner.plan(targets.READING_ORDER, overrides={}, **settings)
-    runner.check_writable(out, "--out")
-    console = _console()
-    problems = [_fetched(console)]
-    refresh = _refresher(console, root, out.absolute(), problems)
-    with display.shown(console) as show:
-
-        def listen(kind: str, **details: Any) -> None:
-            show(kind, **details)
-            refresh(kind, details)
-
-        outcomes = runner.run_batch(targets.READING_ORDER, on_event=listen, **settings)
-    problems += [_answer(outcome) for outcome in outcomes]
-    if (out / "index.html").is_file():
-        print(f"\n{(out / 'index.html').absolute()}")
-    return max(_exit_code(outcomes, len(targets.READING_ORDER)), int(any(problems)))
-
-
-def _fetched(console: "Console") -> str:
-    """Fetch the models; the problem in one line, empty when there was none. Without models some notebooks still run."""
-    from flashstudy.compress import checkpoints
-
-    try:
-        checkpoints.fetch(progress=lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
-    except (checkpoints.InputError, OSError) as error:
-        _fail(str(error), 1)
-        return str(error)
-    return ""
-
-
-def _refresher(console: "Console", results: Path, out: Path, problems: list[str]):
-    """A function of events that rebuilds the site after each good run; a failure is told and added to `problems`."""
-
-    def refresh(kind: str, details: dict[str, Any]) -> None:
-        if kind != "run_ended" or details["outcome"].status != "done":
-            return
-        first = not (out / "index.html").is_file()
-        try:
-            from flashstudy.share import site as pages
-
-            index = pages.build([results], out)
-        except Exception as error:  # a page that cannot be drawn must not cost the notebooks still to run
-            problems.append(_one_line(error))
-            _fail(f"the site could not be refreshed: {_one_line(error)}", 1)
-            return
-        if first:
-            console.print(f"The first page can be read: {index}", highlight=False, soft_wrap=True)
-
-    return refresh
-
-
-def _answer(outcome: "Outcome") -> str:
-    """Print what a run found, in one sentence; returns the problem that kept it from doing so, if any."""
-    from importlib import import_module
-
-    from flashstudy.runs import records
-
-    if outcome.status != "done":
-        print(f"{outcome.name}: no answer, {outcome.status}: {outcome.reason}")
-        return outcome.reason
-    try:
-        result = records.load_run(outcome.path).result
-        print(f"{outcome.name}: {import_module(f'flashstudy.studies.{outcome.name}').headline(result)}")
-    except Exception as error:  # one sentence less is no reason to lose the others
-        print(f"{outcome.name}: no sentence could be made of the result: {_one_line(error)}")
-        return _one_line(error)
-    return ""
-
-
-def _exit_code(outcomes: list["Outcome"], n_wanted: int) -> int:
-    """0 when every run is done. Tells when the batch was broken off."""
-    if len(outcomes) < n_wanted or any(outcome.status == "interrupted" for outcome in outcomes):
-        n_done = sum(outcome.status == "done" for outcome in outcomes)
-        print(
-            f"interrupted: {n_done} of {n_wanted} done and kept; the same command runs the batch again", file=sys.stderr
-        )
-    return int(len(outcomes) < n_wanted or any(outcome.status != "done" for outcome in outcomes))
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-def _plain(outcome: "Outcome") -> dict[str, Any]:
-    return vars(outcome) | {"path": str(outcome.path) if outcome.path else None}
-
-
-def _shown(path: Path | None) -> str:
-    """A path as a person would type it: relative to the current folder where it lies below it."""
-    if path is None:
-        return "no folder"
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-    return 0
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _fail(what: str, code: int) -> int:
-    print("error: " + " ".join(what.split()), file=sys.stderr)
-    return code
+    return everything.study(profile, results, out, timeout)
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -283,15 +172,16 @@ def _is_refusal(error: Exception) -> bool:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    executor.skip_iri_grammar()
     try:
         code = app(args=arguments, prog_name="flashstudy", standalone_mode=False) or 0
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "flashstudy"
-        code = _fail(f"{error.format_message().rstrip('.')}; allowed: see {command} --help", 2)
+        code = fail(f"{error.format_message().rstrip('.')}; allowed: see {command} --help", 2)
     except (ValueError, RuntimeError) as error:
         if not _is_refusal(error):
             raise
-        code = _fail(str(error), 2)
+        code = fail(str(error), 2)
     if code == 130:  # typer's code for Ctrl-C outside a batch
-        code = _fail("interrupted", 1)
+        code = fail("interrupted", 1)
     sys.exit(code)
