@@ -187,4 +187,4 @@ def test_study_runs_everything_refreshes_the_site_and_ends_with_answers_and_its_
     assert "error: the wheel cannot be had; allowed: a network\n" in told.stderr
     assert told.stderr.count(f"The first page can be read: {tmp_path / 'my site' / 'index.html'}") == 1
     assert "✗ broken failed after " in told.stderr
-    assert (tmp_path / "my site" / "index.html").read_text() == "counting hanging"
+    assert (tmp_path / "my site" / "index.html").read_text() == "broken counting hanging"  # after a failure too

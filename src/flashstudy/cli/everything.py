@@ -58,7 +58,7 @@ def _measured(screen: "Console") -> None:
 
 
 def _refresher(screen: "Console", results: Path, out: Path, problems: list[str]):
-    """A function of events that rebuilds the site after each run, failed ones too; a failure to do so is told and added to `problems`."""
+    """A function of events that rebuilds the site after each run, failed ones too; its own failure is told and kept."""
 
     def refresh(kind: str, details: dict[str, Any]) -> None:
         if kind != "run_ended":

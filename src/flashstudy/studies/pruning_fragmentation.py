@@ -43,7 +43,7 @@ class Params(BaseModel):
     matrix: Matrix = Field("k", description="matrix of its layer: q, k, v, o, gate, up or down")
     rows: int = Field(1, ge=1, le=4096, description="rows multiplied at once, 1 is a decode step")
     n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
-    window_tokens: int = Field(96, ge=16, le=8192, description="tokens in each window")
+    window_tokens: int = Field(64, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random weights and the bootstrap")
     budget_s: float = Field(0.3, gt=0, le=600, description="seconds for each timed alternative")

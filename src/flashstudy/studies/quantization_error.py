@@ -37,7 +37,7 @@ class Params(BaseModel):
     group_size: int = Field(64, ge=1, le=65_536, description="consecutive weights of a row in one group")
     layer_stride: int = Field(5, ge=1, description="use every n-th layer for the error of single matrices")
     n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
-    window_tokens: int = Field(96, ge=16, le=8192, description="tokens in each window")
+    window_tokens: int = Field(64, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the bootstrap")
 
