@@ -21,8 +21,8 @@ def generator():
     return torch.Generator().manual_seed(0)
 
 
-def make_tiny_model(tied: bool = True):
-    """A Llama of 2 layers, width 64, 4 heads over 2 KV heads, vocabulary 128; random but always the same."""
+def make_tiny_model(tied: bool = True, n_layers: int = 2):
+    """A Llama of 2 layers or more, width 64, 4 heads over 2 KV heads, vocabulary 128; random but always the same."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -30,7 +30,7 @@ def make_tiny_model(tied: bool = True):
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=n_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,

@@ -1,4 +1,4 @@
-"""What a user types, what comes back and with which exit code (`cli.py`), in a private checkout of tiny notebooks."""
+"""What a user types, what comes back and with which exit code (`cli/`), in a private checkout of tiny notebooks."""
 
 import json
 import os

@@ -59,3 +59,13 @@ def test_bad_records_are_refused():
         dataclasses.replace(a100, bytes_per_s=0.0)
     with pytest.raises(ValueError, match="no rate for format 'fp64'"):
         a100.rate("fp64")
+
+
+def test_conversion_rates_lie_on_a_line_of_logarithms_between_the_measured_sizes():
+    cpu = dataclasses.replace(DEVICES["Ryzen3700X"], dequantize_weights_per_s={10**4: 4e9, 10**8: 1e9})
+    assert cpu.conversion_rate("dequantize", 10**4) == 4e9
+    assert cpu.conversion_rate("dequantize", 10**6) == pytest.approx(2e9)  # halfway: the geometric mean
+    assert cpu.conversion_rate("dequantize", 1) == 4e9 and cpu.conversion_rate("dequantize", 10**9) == 1e9
+    assert cpu.conversion_rate("decompress", 10**6) is None
+    with pytest.raises(KeyError):
+        cpu.conversion_rate("compress", 1)

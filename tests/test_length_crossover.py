@@ -2,10 +2,13 @@ import pytest
 import torch
 
 from flashstudy.compress import rewrite, variants
+from flashstudy.facts import models
 from flashstudy.facts.recipes import ARTICLE_FLASH
+from flashstudy.facts.units import MIB
 from flashstudy.measure import steps
 from flashstudy.studies import length_crossover as study
 from tests import smoke
+from tests.conftest import make_tiny_model
 
 NAME = "length_crossover"
 
@@ -70,6 +73,30 @@ def test_slices_of_layers_in_turns_are_the_model(tiny_loaded):
     assert len(rewrite.layer_slices(variant, 2)) == 1
     with pytest.raises(ValueError, match="n_layers 3 is not between 1 and the model's 2"):
         rewrite.layer_slices(variant, 3)
+
+
+def test_slices_have_places_of_their_own_in_a_cache_and_leave_out_a_shorter_rest():
+    model = make_tiny_model(n_layers=5)
+    whole = variants.Variant(model, ARTICLE_FLASH, lambda: None, 0, 1.0)
+    slices = rewrite.layer_slices(whole, 2)
+    stacks = [part.model.get_decoder() for part in slices]
+    assert [[layer.self_attn.layer_idx for layer in stack.layers] for stack in stacks] == [[0, 1], [0, 1]]
+    expected = [model.get_decoder().layers[index].mlp.up_proj.weight.data_ptr() for index in range(4)]
+    assert [layer.mlp.up_proj.weight.data_ptr() for stack in stacks for layer in stack.layers] == expected
+    assert [layer.self_attn.layer_idx for layer in model.get_decoder().layers] == [0, 1, 2, 3, 4]  # untouched
+    assert len(slices[1].make_cache().layers) == 2
+
+
+def test_layers_streamed_in_turns_exceed_the_cache_twice():
+    shape = models.load()["smollm2-135m"]  # 3,538,944 weights a layer
+    assert steps.layers_beyond(shape, weight_bytes=1.0, llc_bytes=32 * MIB) == 19  # 64 MiB / 3.54 MB = 18.96
+    assert steps.layers_beyond(shape, weight_bytes=4.0, llc_bytes=32 * MIB) == 5
+    assert steps.layers_beyond(shape, weight_bytes=1.0, llc_bytes=1024 * MIB) == 30  # all there are
+
+
+def test_calls_in_turns_start_over():
+    calls = steps.in_turns([lambda: "a", lambda: "b"])
+    assert [calls() for _ in range(3)] == ["a", "b", "a"]
 
 
 def test_range_that_ends_before_it_starts_is_refused():

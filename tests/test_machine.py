@@ -69,6 +69,13 @@ def test_card_is_measured_once_and_kept(monkeypatch, cache, card):
     assert len(calls) == 2
 
 
+def test_whether_a_card_is_kept_can_be_asked_without_measuring(monkeypatch, cache, card):
+    calls = planted(monkeypatch, card)
+    assert not machine.is_kept() and not calls
+    machine.card()
+    assert machine.is_kept() and len(calls) == 1
+
+
 def test_contended_card_is_measured_again_once_it_is_old(monkeypatch, cache, card):
     young = dataclasses.replace(card, contended=True)
     calls = planted(monkeypatch, young)

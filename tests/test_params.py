@@ -1,6 +1,8 @@
 """Parameters are refused or coerced by the schema, before anything runs."""
 
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,23 @@ def test_parameters_reach_the_notebook_with_value_and_type_unchanged(tmp_path):
     exec(PythonTranslator.codify(read_yaml_file(command[command.index("-f") + 1])), found)
     assert {name: found[name] for name in values} == values
     assert command[3].format() == str(tmp_path / "{n}.ipynb")  # papermill formats the paths it is given
+
+
+def test_the_kernel_is_this_interpreters_and_started_by_this_package(tmp_path):
+    environment = launch.environment(tmp_path, "id", tmp_path, "quick", tmp_path)
+    spec = json.loads((tmp_path / "kernels" / "python3" / "kernel.json").read_text())
+    assert spec["argv"][:3] == [sys.executable, "-m", "flashstudy.runs.kernel"]
+    assert "{connection_file}" in spec["argv"] and environment["JUPYTER_PATH"].startswith(str(tmp_path))
+
+
+def test_papermill_starts_without_the_grammar_that_nobody_needs():
+    code = (
+        "import sys; from flashstudy.runs import executor; executor.skip_iri_grammar(); import nbformat; "
+        "notebook = nbformat.v4.new_notebook(); nbformat.validate(notebook); "
+        "print('jsonschema' in sys.modules, sys.modules['rfc3987_syntax'])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", "None"]
 
 
 @pytest.mark.parametrize("study", READING_ORDER)

@@ -61,6 +61,12 @@ def test_attention_gap_is_the_difference_of_the_means():
     assert study.attention_gap_db(matrices, seed=0) == pytest.approx((4.0, 4.0, 4.0))
 
 
+def test_too_little_text_for_an_interval_is_refused_before_any_work():
+    with pytest.raises(ValueError, match="n_windows 3 of window_tokens 64 give 3 blocks"):
+        study.Params(n_windows=3)
+    assert study.Params(n_windows=2, window_tokens=256).n_windows == 2
+
+
 def test_group_that_does_not_divide_is_refused_before_any_work_with_sizes_that_do():
     with pytest.raises(ValueError, match=r"128 does not divide in_features \[576\].*64, 32, 16"):
         study.run(study.Params(group_size=128))

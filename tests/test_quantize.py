@@ -125,7 +125,8 @@ def test_no_weight_moves_further_than_its_step_allows(rows, n_groups, bits, symm
 
 def test_matrices_without_weights_are_quantized_to_nothing():
     assert quantize(torch.empty(0, 64), bits=8).values.shape == (0, 64)
-    assert quantize(torch.empty(3, 0), bits=8).dequantize().shape == (3, 0)
+    for symmetric in (True, False):
+        assert quantize(torch.empty(3, 0), bits=8, symmetric=symmetric).dequantize().shape == (3, 0)
 
 
 def test_bf16_weights_round_like_their_fp32_values(uniform_weight):

@@ -73,6 +73,14 @@ def test_the_article_flash_is_slower_on_a_cpu_because_it_converts():
     assert found.parts_s["dequantize"] + found.parts_s["decompress"] > 0.8 * found.total_s
 
 
+def test_a_matrix_that_fits_the_cache_is_converted_at_the_rate_of_its_size():
+    sized = dataclasses.replace(LAPTOP, dequantize_weights_per_s={100 * 100: 4e9, 4000 * 4000: 0.4e9})
+    small, large = (linear_time(side, side, 1, sized, NAIVE).parts_s["dequantize"] for side in (100, 4000))
+    moved = [n * 4 / (LAPTOP.bytes_per_s * CONSTANTS["datasheet_bandwidth"].value) for n in (1e4, 16e6)]  # fp32, once
+    per_weight_s = [(small - moved[0]) / 1e4, (large - moved[1]) / 16e6]
+    assert per_weight_s[1] / per_weight_s[0] == pytest.approx(10)
+
+
 def test_a_measured_conversion_rate_replaces_the_assumed_one():
     fast = dataclasses.replace(LAPTOP, dequantize_weights_per_s={1: 3e9})
     smollm = MODELS["smollm2-135m"]

@@ -72,6 +72,13 @@ def test_task_ratio_weighs_the_phases_by_the_standards_time():
     assert (task.low, task.high) == pytest.approx((2.5, 2.5))
 
 
+def test_a_whole_prefill_is_its_layers_and_one_head_that_no_variant_changes():
+    # 5 slices at 2x the standard's 1 s, and a head of 1 s for both: (5 * 2 + 1) / (5 + 1)
+    whole = study._whole_prefill(exact(2.0), share=5.0, head=1.0)
+    assert whole.ratio == pytest.approx(11 / 6) and whole.low == whole.high == whole.ratio
+    assert (whole.standard_s, whole.flash_s) == pytest.approx((6.0, 11.0))
+
+
 def test_task_is_contended_when_any_of_its_parts_is():
     busy = dataclasses.replace(exact(4.0), contended=True, reason="other work")
     assert study._task(exact(2.0), busy, exact(30.0), study.Params()).contended

@@ -20,8 +20,7 @@ def study(profile: str, results: Path | None, out: Path, timeout: float | None) 
     runner.plan(targets.READING_ORDER, overrides={}, **settings)
     runner.check_writable(out, "--out")
     screen = console()
-    problems = [_fetched(screen)]
-    _measured(screen)
+    problems = [_fetched(screen), _measured(screen)]
     refresh = _refresher(screen, root, out.absolute(), problems)
     with display.shown(screen) as show:
 
@@ -48,13 +47,19 @@ def _fetched(screen: "Console") -> str:
     return ""
 
 
-def _measured(screen: "Console") -> None:
-    """Measure the machine card where none is kept: here and not inside the first notebook, whose time it is not."""
+def _measured(screen: "Console") -> str:
+    """Measure the machine card where none is kept, so that the first notebook need not; the problem in one line."""
     from flashstudy.measure import machine
 
-    if not machine.is_kept():
-        screen.print("measuring this machine, once: about 10 s", highlight=False)
+    if machine.is_kept():
+        return ""
+    screen.print("measuring this machine, once: about 10 s", highlight=False)
+    try:
         machine.card()
+    except Exception as error:  # notebooks that need no card still run, the others say why they cannot
+        fail(f"this machine could not be measured: {one_line(error)}", 1)
+        return one_line(error)
+    return ""
 
 
 def _refresher(screen: "Console", results: Path, out: Path, problems: list[str]):

@@ -24,9 +24,14 @@ class InputError(ValueError):
     """What the user named cannot be used: one line with what was wrong and what is allowed."""
 
 
+def cache_path() -> Path:
+    """Where the cache folder is or would be; FLASHSTUDY_CACHE overrides the user's cache."""
+    return Path(os.environ.get("FLASHSTUDY_CACHE") or platformdirs.user_cache_dir("flashstudy")).expanduser()
+
+
 def cache_dir() -> Path:
-    """Folder that holds everything flashstudy downloads or converts; FLASHSTUDY_CACHE overrides the user's cache."""
-    path = Path(os.environ.get("FLASHSTUDY_CACHE") or platformdirs.user_cache_dir("flashstudy")).expanduser()
+    """Folder that holds everything flashstudy downloads or converts, made when missing; InputError if it cannot be."""
+    path = cache_path()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -144,8 +144,10 @@ def _safe_scale(scale: Tensor) -> Tensor:
 
 
 def _reconstruct(values: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    if not values.numel():
+        return values.float()
     rows, n_groups = scale.shape
-    codes = values.reshape(rows, n_groups, -1).float() if values.numel() else values.float()[None]
+    codes = values.reshape(rows, n_groups, -1).float()
     if zero_point is not None:
         codes.sub_(zero_point[..., None].float())
-    return codes.mul_(scale[..., None]).reshape(values.shape) if values.numel() else values.float()
+    return codes.mul_(scale[..., None]).reshape(values.shape)

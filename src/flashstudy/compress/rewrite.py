@@ -65,7 +65,7 @@ def first_layers(model: nn.Module, n_layers: int) -> nn.Module:
     if not 1 <= n_layers <= len(layers):
         raise ValueError(f"n_layers {n_layers} is not between 1 and the model's {len(layers)}")
     shared = share(model, model.dtype)
-    _keep_layers(shared, list(_stack(shared).layers)[:n_layers])
+    _keep_layers(shared, list(_stack(shared).layers)[:n_layers], 0)
     return shared
 
 
@@ -73,12 +73,14 @@ def _stack(model: nn.Module) -> nn.Module:
     return model.get_decoder() if hasattr(model, "get_decoder") else model
 
 
-def _keep_layers(model: nn.Module, layers: list[nn.Module]) -> None:
-    """Leaves these layers in a model that is nobody else's, and says so in its configuration."""
+def _keep_layers(model: nn.Module, layers: list[nn.Module], start: int) -> None:
+    """Leaves these layers, the first being number `start`, in a model that is nobody else's and in its config."""
     stack = _stack(model)
     stack.layers = nn.ModuleList(layers)
     stack.config = copy.deepcopy(stack.config)
     stack.config.num_hidden_layers = len(layers)
+    if types := getattr(stack.config, "layer_types", None):  # by which transformers makes the cache
+        stack.config.layer_types = types[start : start + len(layers)]
     model.config = stack.config
 
 
@@ -99,7 +101,7 @@ def layer_slices(variant: Variant, n_layers: int) -> list[Variant]:
     slices = []
     for start in range(0, len(layers), n_layers):
         part = copy.deepcopy(shared, {id(one): one for one in kept})
-        _keep_layers(part, layers[start : start + n_layers])
+        _keep_layers(part, layers[start : start + n_layers], start)
         new_cache = functools.partial(make_cache, variant.recipe.kv_format, variant.recipe.kv_path, part.config)
         slices.append(dataclasses.replace(variant, model=part, make_cache=new_cache))
     return slices

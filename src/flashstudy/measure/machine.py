@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flashstudy.compress.cache import cache_dir
+from flashstudy.compress.cache import cache_path
 from flashstudy.facts.hardware import LAUNCH_S, Hardware
 
 from . import host as hosts
@@ -97,8 +97,8 @@ def _path(host: hosts.Host) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where cards and choices of kernels are kept: in the cache folder, or nowhere when there cannot be one."""
-    return cache_dir() / "machine"
+    """Where cards and choices of kernels are kept, if the cache folder can be written."""
+    return cache_path() / "machine"
 
 
 def fingerprint(host: hosts.Host) -> str:

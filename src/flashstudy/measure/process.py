@@ -22,6 +22,13 @@ def default_threads() -> int:
     return max(1, min(torch.get_num_threads(), host.choose_threads(host.read())[0]))
 
 
+def spare_core(n_threads: int) -> bool:
+    """Whether so many threads leave a small machine the core that `host.choose_threads` would; one always does."""
+    from . import host
+
+    return n_threads == 1 or n_threads <= host.choose_threads(host.read())[0]
+
+
 @contextmanager
 def prepared(n_threads: int) -> Iterator[None]:
     """Torch on `n_threads`, no garbage collection, denormals flushed to zero in the calling thread; restored afterward.

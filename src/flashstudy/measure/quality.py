@@ -17,7 +17,7 @@ from flashstudy.compress.cache import InputError
 
 BATCH_TOKENS = 512  # go through the model at once, in as many windows; a longer window goes alone
 CHUNK_ROWS = 256  # positions whose logits exist at once: 50 MB at a vocabulary of 49,152
-BLOCK_TOKENS = 128
+BLOCK_TOKENS, FEWEST_BLOCKS = 128, 4
 N_RESAMPLES = 2000
 CONFIDENCE = 0.95
 
@@ -115,6 +115,16 @@ def kl_and_top1(
     return Divergence(*(torch.cat(column).reshape(len(windows), -1) for column in zip(*rows, strict=True)))
 
 
+def check_blocks(n_windows: int, window_tokens: int) -> None:
+    """ValueError unless windows of this size give `paired_difference` enough blocks: asked before any model runs."""
+    n_blocks = n_windows * -(-(window_tokens - 1) // BLOCK_TOKENS)
+    if n_blocks < FEWEST_BLOCKS:
+        raise ValueError(
+            f"n_windows {n_windows} of window_tokens {window_tokens} give {n_blocks} blocks of up to {BLOCK_TOKENS} "
+            f"tokens; an interval needs {FEWEST_BLOCKS}, so allowed are {FEWEST_BLOCKS} windows or longer ones"
+        )
+
+
 def paired_difference(a: Tensor, b: Tensor, block: int = BLOCK_TOKENS, seed: int = 0) -> Interval:
     """Mean of a - b over tokens [n, tokens] and its 95% interval, by a block bootstrap.
 
@@ -126,7 +136,7 @@ def paired_difference(a: Tensor, b: Tensor, block: int = BLOCK_TOKENS, seed: int
         raise ValueError(f"paired values need equal shapes [n, tokens], got {tuple(a.shape)} and {tuple(b.shape)}")
     difference = (a.double() - b.double()).cpu()
     pieces = [piece for row in difference for piece in row.split(block)]
-    if len(pieces) < 4:
+    if len(pieces) < FEWEST_BLOCKS:
         raise ValueError(f"{len(pieces)} blocks of {block} tokens are too few for an interval: use more windows")
     sums = np.array([piece.sum().item() for piece in pieces])
     sizes = np.array([len(piece) for piece in pieces])

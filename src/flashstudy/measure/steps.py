@@ -52,8 +52,20 @@ def decode(variant: Variant, *, context: int, batch: int = 1, seed: int = 0, hea
     return step
 
 
+def head(variant: Variant) -> Callable[[], Tensor]:
+    """A call of the output head alone on one row, as a prefill ends; ValueError for a model without one."""
+    layer = variant.model.get_output_embeddings()
+    if layer is None:
+        raise ValueError(f"{type(variant.model).__name__} has no output head")
+    states = torch.ones(1, layer.in_features, dtype=variant.model.dtype, device=variant.model.device)
+    return torch.inference_mode()(lambda: layer(states))
+
+
 def in_turns(calls: Sequence[Callable[[], Tensor]]) -> Callable[[], Tensor]:
-    """A call of the next one of `calls` each time: slices of a model in turns stream all its weights."""
+    """A call of the next one of `calls` each time: slices of a model in turns stream all its weights.
+
+    They run the same code on tensors of the same sizes, so a first call of one of them warms up all.
+    """
     turn = itertools.cycle(calls)
     return lambda: next(turn)()
 

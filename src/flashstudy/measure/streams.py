@@ -46,8 +46,9 @@ class Streams:
         """MBU of one kernel, from its time paired with the ceiling's."""
         found = self.rounds.against(self.ceiling)[name]
         relative = self.read_bytes[name] / self.read_bytes[self.ceiling]
-        ends = (min(relative / ratio, 1.0) for ratio in (found.ratio, found.high, found.low))  # none beats the fastest
-        return Share(*ends, found.contended)
+        estimate, low, high = (relative / ratio for ratio in (found.ratio, found.high, found.low))
+        # the ceiling is the fastest of all, so the interval ends there; one that lies above it is no measurement
+        return Share(min(estimate, 1.0), min(low, 1.0), min(high, 1.0), found.contended or low > 1)
 
 
 def measure(

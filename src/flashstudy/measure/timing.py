@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .blocks import Stopwatch
-from .process import default_threads, prepared
-from .trial import Trial
+from .process import default_threads, prepared, spare_core
+from .trial import NO_SPARE_CORE, Trial
 
 Function = Callable[[], Any]
 MIN_PAIRS = 5
@@ -130,6 +130,8 @@ def measure(
             trial = Trial(functions, next(iter(functions)), stopwatch, random.Random(seed), min_pairs, precision)
             with prepared(threads):
                 trial.run(budget_s)
+            if stopwatch.backend.runs_on_host and not spare_core(threads):
+                trial.allowance = NO_SPARE_CORE
             if not trial.problem() or not stopwatch.backend.runs_on_host or threads == 1:
                 break
             given_up = given_up or f"with {threads} threads {trial.problem()}, so this is for "

@@ -23,6 +23,9 @@ LOOK_EVERY = 10
 FEWEST_CLEAN_SHARE = {"one thread": 0.08, "several": 2 / 3}
 MOST_DELAY_SHARE_OF_SEVERAL = 0.05
 GRACE = 2.0
+# With every core of a small machine in use ratios differ between comparisons by up to a quarter while each of them is
+# steady (two threads on two shared cores, quiet): ln of the ratio gets this on both sides.
+NO_SPARE_CORE = 0.25
 # A first call this long has warmed up whatever there is: one call is a block; another would cost more than it tells.
 LONG_S = 0.1
 MOST_DRIFT = 0.3
@@ -38,6 +41,7 @@ class Trial:
     order: random.Random
     min_pairs: int
     precision: float
+    allowance: float = 0.0
     rounds: list[dict[str, Block]] = field(default_factory=list)
     first_s: dict[str, float] = field(default_factory=dict)
     enough: float = math.inf
@@ -168,9 +172,15 @@ class Trial:
         return f"the speed of {self.reference!r} changed by {moved:.0%} meanwhile" if moved > MOST_DRIFT else ""
 
     def interval(self, name: str) -> Interval:
-        """Log ratio with its interval, from the believable pairs, or from all when fewer than two are left."""
+        """Log ratio with its interval, from the believable pairs, or from all when fewer than two are left.
+
+        `allowance` is added on both sides: what differs between comparisons and cannot be seen within one.
+        """
         pairs = self.pairs(name)
-        return (pairs if len(pairs) > 1 else self._all(name)).interval
+        found = (pairs if len(pairs) > 1 else self._all(name)).interval
+        if name == self.reference:
+            return found
+        return Interval(found.estimate, found.low - self.allowance, found.high + self.allowance)
 
     def median_s(self, name: str) -> float:
         """Median seconds a call over the believable pairs, or over all when none is left."""

@@ -27,7 +27,7 @@ def rows(provenance: dict[str, Any]) -> list[tuple[str, str]]:
         ("Memory", _bytes(card.get("memory_limit_bytes"))),
         ("Last-level cache", _bytes(card.get("llc_bytes"))),
         ("GPU", str((card.get("gpu") or {}).get("name", "none") if isinstance(card.get("gpu"), dict) else "none")),
-        ("Threads used", _threads(provenance, card)),
+        ("Threads timed", _threads(provenance, card)),
         ("Read bandwidth, measured", _rates(card.get("read_bytes_per_s"), "thread", _gb_per_s)),
         ("Matrix products, measured", _rates(card.get("gemm_flop_per_s"), "", _tflop_per_s)),
         ("Standard's number format", _standard(card)),
@@ -60,9 +60,10 @@ def _cores(card: dict[str, Any]) -> str:
 
 
 def _threads(provenance: dict[str, Any], card: dict[str, Any]) -> str:
+    """Threads that were timed: those asked for, else the card's choice; torch's own setting where neither is known."""
     used = provenance.get("n_threads")
-    found = used.get("torch") or used.get("parameter") if isinstance(used, dict) else used
-    return str(found or card.get("n_threads") or "")
+    used = used if isinstance(used, dict) else {"parameter": used}
+    return str(used.get("parameter") or card.get("n_threads") or used.get("torch") or "")
 
 
 def _standard(card: dict[str, Any]) -> str:

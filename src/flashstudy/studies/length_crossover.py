@@ -7,6 +7,7 @@ that weights come from memory as they do in the whole model.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -108,7 +109,8 @@ def _layers(params: Params, card: machine.MachineCard) -> tuple[checkpoints.Load
     """
     loaded = checkpoints.load_model(params.model, dtype=card.standard_dtype)
     n_layers = min(params.n_layers or loaded.shape.n_layers, loaded.shape.n_layers)
-    streamed = max(n_layers, steps.layers_beyond(loaded.shape, weight_bytes=1.0, llc_bytes=card.llc_bytes))
+    beyond = steps.layers_beyond(loaded.shape, weight_bytes=1.0, llc_bytes=card.llc_bytes)
+    streamed = min(math.ceil(beyond / n_layers) * n_layers, loaded.shape.n_layers)
     shape = dataclasses.replace(loaded.shape, n_layers=n_layers, vocab=1)
     return dataclasses.replace(loaded, model=rewrite.first_layers(loaded.model, streamed), shape=shape), n_layers
 

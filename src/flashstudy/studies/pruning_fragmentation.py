@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor
 
 from flashstudy.compress import checkpoints, prune, rewrite, sparse
@@ -54,6 +54,11 @@ class Params(BaseModel):
         if value not in (known := models.load()):
             raise ValueError(f"{value!r} is not one of {', '.join(known)}")
         return value
+
+    @model_validator(mode="after")
+    def _enough_blocks(self) -> "Params":
+        quality.check_blocks(self.n_windows, self.window_tokens)
+        return self
 
 
 def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.DataFrame:

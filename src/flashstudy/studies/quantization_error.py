@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flashstudy.compress import checkpoints, quantize, rewrite
 from flashstudy.facts import claims
@@ -40,6 +40,11 @@ class Params(BaseModel):
     window_tokens: int = Field(64, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the bootstrap")
+
+    @model_validator(mode="after")
+    def _enough_blocks(self) -> "Params":
+        quality.check_blocks(self.n_windows, self.window_tokens)
+        return self
 
 
 def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.DataFrame:

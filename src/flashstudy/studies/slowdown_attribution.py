@@ -39,7 +39,7 @@ class Params(BaseModel):
     input_tokens: int = Field(256, ge=8, le=32_768, description="prompt length of the task")
     output_tokens: int = Field(64, ge=2, le=32_768, description="answer length of the task")
     sparsity: float = Field(0.5, gt=0, lt=1, description="share of weights pruned in both Flash variants")
-    prefill_layers: int = Field(4, ge=0, le=1000, description="decoder layers timed in prefill, 0 for all")
+    prefill_layers: int = Field(4, ge=0, le=1000, description="decoder layers run by a prefill call, 0 for all")
     element_phases: list[Phase] = Field(["decode"], description="phases with each element alone too, may be empty")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of every random choice")
@@ -116,11 +116,11 @@ def _prefill(params: Params, loaded, built: dict) -> tuple[dict[str, timing.Comp
     n_layers = min(params.prefill_layers or loaded.shape.n_layers, loaded.shape.n_layers)
     calls = {name: _prefills(variant, n_layers, ids) for name, variant in chosen.items()}
     one_step = _decodes(params, {"standard": built["standard"]})["standard"]
-    rounds = _measure(calls | {"one step": one_step}, params)
+    rounds = _measure(calls | {"one step": one_step, "head": steps.head(built["standard"])}, params)
     found = rounds.against("standard")
     length = rounds.against("one step")["standard"]
-    share = loaded.shape.n_layers / n_layers  # all layers are alike; the head's one row, left out, is below 1%
-    return {name: _scaled(found[name], share) for name in calls}, _scaled_ratio(length, share)
+    share, head = loaded.shape.n_layers / n_layers, found["head"].ratio  # all layers are alike; one head, left as it is
+    return {name: _whole_prefill(found[name], share, head) for name in calls}, _scaled_ratio(length, share + head)
 
 
 def _chosen(params: Params, built: dict, phase: str) -> dict[str, variants.Variant]:
@@ -129,14 +129,16 @@ def _chosen(params: Params, built: dict, phase: str) -> dict[str, variants.Varia
 
 
 def _prefills(variant: variants.Variant, n_layers: int, ids: torch.Tensor) -> Callable:
-    """Prefills of `n_layers` consecutive layers in turns, so that none is still in the cache when it comes again."""
+    """Prefills of `n_layers` consecutive layers in turns, so that all others come before a layer comes again."""
     return steps.in_turns([steps.prefill(part, ids, head=False) for part in rewrite.layer_slices(variant, n_layers)])
 
 
-def _scaled(comparison: timing.Comparison, factor: float) -> timing.Comparison:
-    """The same ratio for `factor` times as many layers: only the seconds grow."""
+def _whole_prefill(layers: timing.Comparison, share: float, head: float) -> timing.Comparison:
+    """The ratio for `share` times as many layers and a head that takes both `head` times the standard's layers."""
+    ratio, low, high = ((share * one + head) / (share + head) for one in (layers.ratio, layers.low, layers.high))
+    standard_s = layers.standard_s * (share + head)
     return dataclasses.replace(
-        comparison, standard_s=comparison.standard_s * factor, flash_s=comparison.flash_s * factor
+        layers, ratio=ratio, low=low, high=high, standard_s=standard_s, flash_s=standard_s * ratio
     )
 
 
