@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flashstudy.measure import backends, contention, process, selection, statistics, timing
+from flashstudy.measure import backends, contention, process, selection, statistics, timing, trial
 from flashstudy.measure import blocks as blocks_module
 from flashstudy.measure.backends import Backend
 from flashstudy.measure.blocks import Block, Stopwatch
@@ -437,3 +437,13 @@ def test_unknown_reference_is_refused():
         compare_many({"a": lambda: None, "b": lambda: None}, "c")
     with pytest.raises(ValueError, match="at least two functions"):
         compare_many({"a": lambda: None}, "a")
+
+
+def test_drift_is_told_from_scatter():
+    generator = np.random.default_rng(0)
+    steady = [np.exp(0.3 * generator.standard_normal(20)) for _ in range(300)]
+    flagged = [statistics.drift(times) > trial.MOST_DRIFT for times in steady]
+    assert sum(flagged) <= 15  # 20 scattered times of one speed: 5% at most
+    moved = np.exp(0.05 * generator.standard_normal(40)) * np.where(np.arange(40) < 20, 1.0, 1.6)
+    assert 0.4 < statistics.drift(moved) <= 0.7
+    assert statistics.drift(np.ones(11)) == 0 == statistics.drift(np.ones(400))

@@ -119,11 +119,18 @@ def still_falling(times_s: np.ndarray) -> bool:
 
 
 def drift(times_s: np.ndarray) -> float:
-    """Largest over smallest of the medians of four consecutive quarters, minus one; 0 with fewer than 12 times."""
+    """How far the medians of four consecutive quarters lie apart (largest / smallest - 1), less what scatter explains.
+
+    Taken off are three standard errors of the difference of two such medians; 0 with fewer than 12 times.
+    """
+    times_s = np.asarray(times_s, dtype=float)
     if len(times_s) < 12:
         return 0.0
     quarters = batch_medians(times_s, 4)
-    return float(quarters.max() / quarters.min() - 1)
+    within = np.concatenate([piece - np.median(piece) for piece in np.array_split(times_s, 4)])
+    deviation = 1.4826 * np.median(np.abs(within))
+    error = 1.2533 * deviation / math.sqrt(len(times_s) / 4) * math.sqrt(2)  # of a median, of a difference of two
+    return max(0.0, float((quarters.max() - 3 * error) / quarters.min() - 1))
 
 
 def waiting_quantum_s(

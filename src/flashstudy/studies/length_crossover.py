@@ -32,13 +32,13 @@ class Params(BaseModel):
     model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
     n_layers: int = Field(2, ge=0, le=1000, description="decoder layers run by a call, 0 for all")
     prefill_start: int = Field(32, ge=8, le=100_000, description="shortest prompt in tokens")
-    prefill_stop: int = Field(512, ge=16, le=100_000, description="longest prompt in tokens")
+    prefill_stop: int = Field(384, ge=16, le=100_000, description="longest prompt in tokens")
     decode_start: int = Field(128, ge=8, le=1_000_000, description="shortest cache in tokens")
     decode_stop: int = Field(8192, ge=16, le=1_000_000, description="longest cache in tokens")
     max_points: int = Field(5, ge=4, le=24, description="lengths measured for each curve at most")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random tokens")
-    budget_s: float = Field(2.0, gt=0, le=3600, description="seconds for each curve")
+    budget_s: float = Field(1.5, gt=0, le=3600, description="seconds for each curve")
 
     @model_validator(mode="after")
     def _stop_above_start(self) -> "Params":

@@ -46,7 +46,7 @@ class Params(BaseModel):
     )
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, description="seed of the random weights")
-    budget_s: float = Field(0.25, gt=0, le=600, description="seconds for each timed alternative")
+    budget_s: float = Field(0.2, gt=0, le=600, description="seconds for each timed alternative")
 
     @field_validator("shape")
     @classmethod
