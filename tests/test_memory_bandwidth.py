@@ -38,10 +38,10 @@ def test_a_share_is_bytes_per_second_over_the_fastest_readers():
 
     taken = [{"read": block(1.0), "kernel": block(1.0), "slow": block(4.0)} for _ in range(30)]
     trial = Trial({name: None for name in taken[0]}, "read", Stopwatch(), random.Random(0), 5, 0.01, rounds=taken)
-    found = streams.Streams(timing.Rounds(trial, "", False), {"read": 100, "kernel": 40, "slow": 100}, "read")
+    found = streams.Streams(timing.Rounds(trial, "", False), {"read": 100, "kernel": 40, "slow": 100}, "read", "slow")
     assert astuple(found.share("kernel")) == pytest.approx((0.4, 0.4, 0.4, False))  # 40 bytes while the reader has 100
     assert found.share("slow").estimate == pytest.approx(0.25)
-    wrong = streams.Streams(found.rounds, found.read_bytes | {"kernel": 400}, "read")
+    wrong = streams.Streams(found.rounds, found.read_bytes | {"kernel": 400}, "read", "slow")
     assert wrong.share("kernel").contended  # four times the ceiling is no measurement
 
 
@@ -49,7 +49,9 @@ def test_a_table_at_many_rows_keeps_its_kernels():
     rows = pd.DataFrame(
         dict(kernel=["dequantize", "packed", "dense"], rows=[16, 16, 1], time_ratio=[3.0, 0.5, 0.7])
     ).assign(residency=["streamed", "streamed", "hot_cache"], note="acceptable", weight_format="int8")
-    rows = rows.assign(role=["naive", "best-candidate", "library"], sparse_format="dense", low=0.4, high=3.2)
+    rows = rows.assign(
+        role=["naive", "best-candidate", "library"], sparse_format="dense", low=0.4, high=3.2, contended=False
+    )
     assert set(study.table(rows).kernel) == {"dequantize", "packed", "dense"}
     assert study.headline(rows).startswith("With 16 rows, INT8 takes 0.500")
 

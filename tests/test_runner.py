@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import psutil
 import pytest
 from toy_notebooks import SAVE, TOYS, toy_target, write_notebook
 
-from flashstudy.runs import display, endings, family, folders, launch, records, runner
+from flashstudy.runs import display, endings, family, folders, inputs, launch, records, runner
 from flashstudy.runs.schema import RefusedError
 
 KILL = "import os; os.kill(os.getpid(), 9)"
@@ -162,6 +163,22 @@ def test_a_kernel_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch):
     outcome = runner.run_batch([toy_target(tmp_path, SAVE)], results=tmp_path / "r")[0]
     assert outcome.status == "failed"
     assert outcome.reason == "the Python kernel did not start: ImportError: half an installation"
+
+
+def test_a_model_text_or_device_that_is_not_here_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "notes.txt").write_text(" ")
+    (tmp_path / "empty").mkdir()
+    for overrides, said in (
+        ({"model": "/nonexistent"}, "parameter model: model '/nonexistent' is not found; allowed: a default model"),
+        ({"model": str(tmp_path / "notes.txt")}, "file notes.txt is no GGUF file"),
+        ({"model": str(tmp_path / "empty")}, "model folder empty has no config.json"),
+        ({"text": str(tmp_path / "notes.txt")}, "parameter text: text file notes.txt is empty"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not here; allowed: cpu"),
+    ):
+        with pytest.raises(RefusedError, match=re.escape(said)):
+            runner.run_batch(["slowdown_attribution"], overrides=overrides, results=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    inputs.check({"model": "owner/name@abc", "text": "pydoc", "device": "cpu"})
 
 
 def quick_command(code: str):

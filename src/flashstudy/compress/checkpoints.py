@@ -104,9 +104,31 @@ def locate(spec: str, progress: Callable[[str], object] = print) -> Checkpoint:
         return Checkpoint(path, path.resolve().name, f"folder {path.resolve().name}")
     if path.is_file():
         return Checkpoint(path, path.stem, f"file {path.name}")
-    if (hub_id := HUB_ID.fullmatch(text)) and not text.startswith(".") and not text.endswith(".gguf"):
+    if _may_be_hub_id(text):
+        hub_id = HUB_ID.fullmatch(text)
         return _from_hub(hub_id["repo"], hub_id["revision"])
     raise InputError(f"model {text!r} is not found; allowed: {ALLOWED}")
+
+
+def check_spec(spec: str) -> None:
+    """InputError where `spec` names no model that `locate` could find; no network is asked, nothing is loaded."""
+    text = str(spec).strip()
+    path = Path(text).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise InputError(f"model folder {path.name} has no config.json; allowed: {ALLOWED}")
+    if path.is_file() and not _is_gguf(path):
+        raise InputError(f"file {path.name} is no GGUF file; allowed: {ALLOWED}")
+    if text not in WHEELS and not path.exists() and not _may_be_hub_id(text):
+        raise InputError(f"model {text!r} is not found; allowed: {ALLOWED}")
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return handle.read(4) == b"GGUF"
+
+
+def _may_be_hub_id(text: str) -> bool:
+    return bool(HUB_ID.fullmatch(text)) and not text.startswith(".") and not text.endswith(".gguf")
 
 
 def _from_hub(repo: str, revision: str | None) -> Checkpoint:
@@ -173,9 +195,8 @@ def _in_own_memory(model: Any) -> Any:
 def _converted(checkpoint: Checkpoint, progress: Callable[[str], object]) -> Path:
     """Safetensors folder in the cache with a GGUF file's weights as fp32 and its tokenizer, made on first use."""
     path = checkpoint.path
-    with path.open("rb") as handle:
-        if handle.read(4) != b"GGUF":
-            raise InputError(f"file {path.name} is no GGUF file; allowed: {ALLOWED}")
+    if not _is_gguf(path):
+        raise InputError(f"file {path.name} is no GGUF file; allowed: {ALLOWED}")
     digest = remembered("sha256", [path], lambda: sha256_of(path))
     folder = cache_dir() / "converted" / f"{path.stem}-{digest[:16]}-{CONVERSION}"
     if not folder.is_dir():

@@ -36,6 +36,11 @@ def format_interval(estimate: float, low: float, high: float) -> str:
     return f"{_digits(estimate)} [{_digits(low)}, {_digits(high)}]"
 
 
+def busy_note(contended: bool) -> str:
+    """What a sentence with a timing from a busy machine ends with; "" where it was quiet."""
+    return " (measured on a busy machine: inconclusive)" if contended else ""
+
+
 def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
     if not math.isfinite(value):
         return _MISSING

@@ -27,11 +27,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Streams:
-    """The rounds, the bytes that one call of each kernel and reader reads at least, and the fastest of them."""
+    """The rounds, the bytes that one call of each kernel and reader reads at least, the fastest of them, the dense one.
+
+    What is contended against the dense product or the ceiling is contended for both, so that a page does not differ.
+    """
 
     rounds: timing.Rounds
     read_bytes: dict[str, int]
     ceiling: str
+    dense: str
 
     def row(self, name: str) -> dict[str, Any]:
         """The bytes and the MBU of one kernel, and the ceiling, in the columns of a result."""
@@ -47,8 +51,9 @@ class Streams:
         found = self.rounds.against(self.ceiling)[name]
         relative = self.read_bytes[name] / self.read_bytes[self.ceiling]
         estimate, low, high = (relative / ratio for ratio in (found.ratio, found.high, found.low))
+        busy = found.contended or self.rounds.against(self.dense)[name].contended or low > 1
         # the ceiling is the fastest of all, so the interval ends there; one that lies above it is no measurement
-        return Share(min(estimate, 1.0), min(low, 1.0), min(high, 1.0), found.contended or low > 1)
+        return Share(min(estimate, 1.0), min(low, 1.0), min(high, 1.0), busy)
 
 
 def measure(
@@ -71,4 +76,4 @@ def measure(
     read_bytes = {name: copies[0].read_bytes for name, copies in layers.items()}
     read_bytes |= dict.fromkeys(reads, read_bytes[dense])
     ceiling = max(read_bytes, key=lambda name: read_bytes[name] / rounds.median_s(name))
-    return Streams(rounds, read_bytes, ceiling)
+    return Streams(rounds, read_bytes, ceiling, dense)

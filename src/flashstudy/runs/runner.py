@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from flashstudy.runs import endings, family, folders, launch, profiles, records, schema, targets
+from flashstudy.runs import endings, family, folders, inputs, launch, profiles, records, schema, targets
 from flashstudy.runs.schema import RefusedError
 from flashstudy.runs.targets import Target
 
@@ -138,6 +138,7 @@ def _job(
     params = schema.validate(target.params_class, settings.overrides | dict(overrides), study=target.name)
     parameters = schema.to_json(params)
     values = {name: parameters[name] for name in settings.overrides | dict(overrides)}
+    inputs.check(values)
     expected_s = _last_duration_s(results, target.name, profile, parameters) or settings.expected_s
     return Job(target, profile, values, parameters, expected_s, timeout_s or settings.wall_s)
 

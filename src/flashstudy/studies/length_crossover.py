@@ -37,7 +37,7 @@ class Params(BaseModel):
     decode_stop: int = Field(8192, ge=16, le=1_000_000, description="longest cache in tokens")
     max_points: int = Field(5, ge=4, le=24, description="lengths measured for each curve at most")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
-    seed: int = Field(0, ge=0, description="seed of the random tokens")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random tokens")
     budget_s: float = Field(1.5, gt=0, le=3600, description="seconds for each curve")
 
     @model_validator(mode="after")

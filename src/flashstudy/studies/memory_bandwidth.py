@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from flashstudy.compress.linear import CompressedLinear, KernelInfo, WeightLayout, available_kernels, make_linear
 from flashstudy.facts import claims, models
 from flashstudy.facts.recipes import ARTICLE_FLASH
-from flashstudy.facts.units import format_interval
+from flashstudy.facts.units import busy_note, format_interval
 from flashstudy.measure import kernels, machine, rotation, streams, timing
 
 Format = Literal["fp32", "bf16", "fp16", "int8", "int4"]
@@ -45,7 +45,7 @@ class Params(BaseModel):
         ["fp32", "bf16", "int8", "int4"], min_length=1, description="weight formats to compare"
     )
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
-    seed: int = Field(0, ge=0, description="seed of the random weights")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random weights")
     budget_s: float = Field(0.2, gt=0, le=600, description="seconds for each timed alternative")
 
     @field_validator("shape")
@@ -112,6 +112,7 @@ def headline(result: pd.DataFrame) -> str:
         parts.append(
             f"{name.upper()} takes {format_interval(best.time_ratio, best.low, best.high)} of the standard's time on "
             f"{best.kernel}, {format_interval(naive.time_ratio, naive.low, naive.high)} when dequantized naively"
+            + busy_note(best.contended or naive.contended)
         )
     fewest = _fewest(result)
     return f"With {fewest:.0f} row{'s' if fewest > 1 else ''}, " + "; ".join(parts) + "."
@@ -230,7 +231,7 @@ def _hot(params: Params, standard: Alternative, card) -> Iterator[dict]:
         calls["streamed"], calls["hot_cache"], budget_s=params.budget_s, n_threads=params.n_threads or None
     )
     yield standard.factors | dict(
-        rows=1, residency="hot_cache", read_bytes=layer.read_bytes, 
+        rows=1, residency="hot_cache", role="hot cache, against the same streamed", read_bytes=layer.read_bytes, 
         note="against the same small weight streamed from memory", **found.row(),
     )  # fmt: skip
     yield claims.row(

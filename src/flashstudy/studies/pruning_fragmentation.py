@@ -17,6 +17,7 @@ from torch import Tensor
 from flashstudy.compress import checkpoints, prune, rewrite, sparse
 from flashstudy.compress.linear import make_linear
 from flashstudy.facts import claims, models
+from flashstudy.facts.units import busy_note
 from flashstudy.measure import machine, quality, rotation, streams
 
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -45,7 +46,7 @@ class Params(BaseModel):
     n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
     window_tokens: int = Field(64, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
-    seed: int = Field(0, ge=0, description="seed of the random weights and the bootstrap")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the random weights and the bootstrap")
     budget_s: float = Field(0.3, gt=0, le=600, description="seconds for each timed alternative")
 
     @field_validator("shape")
@@ -94,6 +95,7 @@ def headline(result: pd.DataFrame) -> str:
         parts.append(
             f"at {sparsity:.0%} zeros "
             + ", ".join(f"{row.sparse_format.upper()} takes {row.time_ratio:.2f}×" for row in at.itertuples())
+            + busy_note(at.contended.any())
         )
     return "Of the dense product's time, " + "; ".join(parts) + "."
 

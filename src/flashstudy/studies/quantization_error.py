@@ -39,7 +39,7 @@ class Params(BaseModel):
     n_windows: int = Field(4, ge=1, le=1024, description="text windows scored")
     window_tokens: int = Field(64, ge=16, le=8192, description="tokens in each window")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
-    seed: int = Field(0, ge=0, description="seed of the bootstrap")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the bootstrap")
 
     @model_validator(mode="after")
     def _enough_blocks(self) -> "Params":

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from flashstudy.compress import checkpoints, rewrite, variants
 from flashstudy.facts import claims, recipes
 from flashstudy.facts.recipes import Recipe
-from flashstudy.facts.units import format_interval
+from flashstudy.facts.units import busy_note, format_interval
 from flashstudy.measure import choices, machine, steps, timing
 from flashstudy.predict import roofline
 
@@ -42,7 +42,7 @@ class Params(BaseModel):
     prefill_layers: int = Field(4, ge=0, le=1000, description="decoder layers run by a prefill call, 0 for all")
     element_phases: list[Phase] = Field(["decode"], description="phases with each element alone too, may be empty")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
-    seed: int = Field(0, ge=0, description="seed of every random choice")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of every random choice")
     budget_s: float = Field(0.5, gt=0, le=600, description="seconds for each timed alternative")
 
 
@@ -86,7 +86,7 @@ def headline(result: pd.DataFrame) -> str:
         f"{format_interval(article.time_ratio, article.low, article.high)} the standard's time; "
         f"the same formats on this machine's best kernels take {format_interval(best.time_ratio, best.low, best.high)}"
     )
-    return sentence + (" (measured on a busy machine: inconclusive)." if article.contended or best.contended else ".")
+    return sentence + busy_note(article.contended or best.contended) + "."
 
 
 def _recipes(params: Params, card: machine.MachineCard, loaded: checkpoints.LoadedModel) -> Iterator[Recipe]:
