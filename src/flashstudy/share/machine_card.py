@@ -13,7 +13,8 @@ from flashstudy.share.scrub import scrub
 def line(provenance: dict[str, Any]) -> str:
     """ "AMD EPYC 7R13 · 2 threads", "unknown machine" where provenance does not tell."""
     card = _card(provenance)
-    parts = [_name(card), f"{_threads(provenance, card)} threads" if _threads(provenance, card) else ""]
+    threads = _threads(provenance, card)
+    parts = [_name(card), f"{threads} thread{'s' if threads != '1' else ''}" if threads else ""]
     return " · ".join(part for part in parts if part) or "unknown machine"
 
 
