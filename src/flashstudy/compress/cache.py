@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -101,8 +102,16 @@ def remembered(what: str, files: list[Path], compute: Callable[[], str]) -> str:
     if memo.is_file() and (answer := memo.read_text()):
         return answer
     answer = compute()
-    memo.parent.mkdir(exist_ok=True)
-    part = memo.with_suffix(f".{os.getpid()}")
-    part.write_text(answer)
-    os.replace(part, memo)
+    keep(answer, memo)
     return answer
+
+
+def keep(text: str, path: Path) -> None:
+    """Write a file of the cache so that no reader sees half of it; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
+            part.write(text)
+        os.replace(part.name, path)
+    except OSError:
+        return

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from flashstudy.compress import linear, packed, probes, products, sparse, stores
+from flashstudy.compress.cache import keep
 from flashstudy.compress.kernel_table import KERNELS
 from flashstudy.facts.recipes import Recipe
 
@@ -33,7 +34,7 @@ def best_kernels(
     chosen, contended = kernels.fill(recipe, shapes=shapes, budget_s=BUDGET_S, n_threads=n_threads)
     if not contended:
         entries = {key: chosen.to_json() for key, chosen in (_load(path) | {key: chosen}).items()}
-        machine.write_in_one_step(json.dumps(entries, indent=1), path)
+        keep(json.dumps(entries, indent=1), path)
     return chosen
 
 

@@ -24,6 +24,7 @@ from flashstudy.measure.timing import Comparison, compare_many
 
 PREFILL_ROWS, DECODE_STEPS = 256, 64  # the task of the pair: 256 tokens in, 64 out
 SHAPE_SHARE = 0.7  # so much of the weights is measured by `fill`, largest shapes first; the rest follows them
+ACCEPTABLE = "acceptable"  # the note of a kernel whose error stays below what its format costs
 HOPELESS = 3.0  # times the fastest in one warm call: left out of the interleaved rounds of `fill`
 
 
@@ -41,6 +42,11 @@ class Alternative:
     def acceptable(self) -> bool:
         """Is the error within the bound?"""
         return self.relative_error <= self.bound
+
+    @property
+    def note(self) -> str:
+        """ACCEPTABLE, or the bound that the error exceeds."""
+        return ACCEPTABLE if self.acceptable else f"error above {self.bound:g}, what the format itself costs"
 
 
 def rank(
@@ -264,7 +270,7 @@ def _row(run: Alternative, comparison: Comparison) -> dict:
         read_bytes=run.layer.read_bytes,
         read_bytes_per_s=run.layer.read_bytes / time_s,
         relative_error=run.relative_error,
-        note="acceptable" if run.acceptable else f"error above {run.bound:g}, what the format itself costs",
+        note=run.note,
         skipped="",
     )
 
@@ -284,7 +290,7 @@ def _skipped(info: KernelInfo) -> dict:
 
 def _with_best(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with role "best" on its fastest acceptable kernel; "candidate" on what else an expert would try."""
-    usable = frame[(frame.note == "acceptable") & (frame.role != "standard")]
+    usable = frame[(frame.note == ACCEPTABLE) & (frame.role != "standard")]
     roles = frame.role.replace("best-candidate", "candidate")
     if len(usable):
         roles[usable.time_ratio.idxmin()] = "best"

@@ -7,15 +7,13 @@ ten minutes later it counts as missing and is measured again.
 import functools
 import hashlib
 import json
-import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flashstudy.compress.cache import cache_path
+from flashstudy.compress.cache import cache_path, keep
 from flashstudy.facts.hardware import LAUNCH_S, Hardware
 
 from . import host as hosts
@@ -83,7 +81,7 @@ def card(refresh: bool = False) -> MachineCard:
         return kept
     _load.cache_clear()
     measured = measure(host)
-    write_in_one_step(measured.to_json(), path)
+    keep(measured.to_json(), path)
     return measured
 
 
@@ -119,17 +117,6 @@ def _load(path: str) -> MachineCard | None:
     except (OSError, ValueError, TypeError):
         return None
     return None if kept.contended and age_s > CONTENDED_CARD_LIVES_S else kept
-
-
-def write_in_one_step(text: str, path: Path) -> None:
-    """Write a file of the cache so that no reader sees half of it; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(text)
-        os.replace(part.name, path)
-    except OSError:
-        return
 
 
 def measure(host: hosts.Host) -> MachineCard:

@@ -9,7 +9,7 @@ failing that, answered `contended` with the reason. Ratios are variant time / st
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .blocks import Stopwatch
@@ -59,14 +59,19 @@ class Rounds:
     trial: Trial
     given_up: str
     insisted: bool
+    _answers: dict[str, dict[str, Comparison]] = field(default_factory=dict, repr=False)
 
     def against(self, reference: str) -> dict[str, Comparison]:
         """One Comparison a function, each against `reference`, whose own entry has ratio 1."""
         if reference not in self.trial.functions:
             raise ValueError(f"reference {reference!r} is not among the functions {list(self.trial.functions)}")
-        trial = replace(self.trial, reference=reference)
-        problem = trial.problem()
-        return {name: _comparison(trial, name, problem, self.given_up, self.insisted) for name in trial.functions}
+        if reference not in self._answers:
+            trial = replace(self.trial, reference=reference)
+            problem = trial.problem()
+            self._answers[reference] = {
+                name: _comparison(trial, name, problem, self.given_up, self.insisted) for name in trial.functions
+            }
+        return dict(self._answers[reference])
 
     def median_s(self, name: str) -> float:
         """Median seconds a call over the clean rounds."""

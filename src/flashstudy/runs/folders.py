@@ -77,7 +77,11 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
     Raises ValueError for NaN, OSError where it cannot be written.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write a file so that a reader sees the old one or the whole new one; `durable` waits for the disk."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -5,8 +5,6 @@ built after each notebook of a batch, so it must make sense with one result, wit
 """
 
 import importlib.metadata
-import os
-import tempfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
+from flashstudy.runs import folders
 from flashstudy.share import gallery, ledger_view, machine_card, page, templating, verdicts
 from flashstudy.share.gallery import FIRST_STUDY, Entry
 from flashstudy.share.scrub import scrub
@@ -31,11 +30,11 @@ def build(results: Iterable[Path] | Path, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     entries = gallery.entries(roots)
     judged = verdicts.ledger(entry.run for entry in entries if entry.run)
-    _replace(out / "style.css", templating.STYLESHEET.read_text(encoding="utf-8"))
+    folders.write_text(out / "style.css", templating.STYLESHEET.read_text(encoding="utf-8"))
     with_page = [entry for entry in entries if entry.page]
     written = {entry.page for entry in with_page if _write_page(out, entry, with_page, judged)}
     _remove_stale(out, {entry.name for entry in entries} | set(judged["study"]), written)
-    _replace(out / "index.html", index(entries, judged, written))
+    folders.write_text(out / "index.html", index(entries, judged, written))
     return out / "index.html"
 
 
@@ -67,7 +66,7 @@ def _write_page(out: Path, entry: Entry, entries: list[Entry], judged: pd.DataFr
         text = page.render(entry.run.notebook, entry, judged[judged["study"] == entry.name], neighbors)
     except (ValueError, OSError):
         return False
-    _replace(out / entry.page, text)
+    folders.write_text(out / entry.page, text)
     return True
 
 
@@ -124,16 +123,3 @@ def _footer(newest) -> dict[str, str]:
         "commit": scrub(sha) + (" with local changes" if sha and commit.get("dirty") else ""),
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -31,9 +31,6 @@ UNPACKED = {
 }
 
 
-GOOD = "acceptable"  # the note of a kernel whose error stays below what its format costs
-
-
 class Params(BaseModel):
     """Parameters of the notebook; the defaults are the quick profile."""
 
@@ -96,7 +93,7 @@ def table(result: pd.DataFrame) -> pd.DataFrame:
     """
     timed = result[result.time_ratio.notna()].sort_values("time_ratio")
     rows = timed[(timed.rows == _fewest(result)) | (timed.residency == "hot_cache")]
-    good = rows[(rows.note == GOOD) & (rows.residency == "streamed")]
+    good = rows[(rows.note == kernels.ACCEPTABLE) & (rows.residency == "streamed")]
     best = good.groupby(["weight_format", "sparse_format"]).time_ratio.idxmin()
     rows = rows.assign(role=rows.role.mask(rows.index.isin(best), "best"))
     return rows[rows.role.isin(["naive", "library", "best"]) | (rows.residency == "hot_cache")]
@@ -158,8 +155,7 @@ def _alternative(info: KernelInfo, benches: dict[float, kernels.Bench], llc_byte
     """The kernel on the weight of its sparsity, in copies beyond the cache, with the error that it adds."""
     factors = _factors(info)
     run = benches[factors["sparsity"]].alternative(info, _layout(_name(info).split()[0]))
-    note = GOOD if run.acceptable else f"error above {run.bound:g}, what the format itself costs"
-    factors |= dict(relative_error=run.relative_error, note=note)
+    factors |= dict(relative_error=run.relative_error, note=run.note)
     return Alternative(factors, rotation.copies(run.layer, llc_bytes), run.acceptable)
 
 
@@ -231,7 +227,7 @@ def _hot(params: Params, standard: Alternative, card) -> Iterator[dict]:
         calls["streamed"], calls["hot_cache"], budget_s=params.budget_s, n_threads=params.n_threads or None
     )
     yield standard.factors | dict(
-        rows=1, residency="hot_cache", role="hot cache, against the same streamed", read_bytes=layer.read_bytes, 
+        rows=1, residency="hot_cache", role="hot cache, against the same streamed", read_bytes=layer.read_bytes,
         note="against the same small weight streamed from memory", **found.row(),
     )  # fmt: skip
     yield claims.row(

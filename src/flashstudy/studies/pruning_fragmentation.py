@@ -17,7 +17,7 @@ from torch import Tensor
 from flashstudy.compress import checkpoints, prune, rewrite, sparse
 from flashstudy.compress.linear import make_linear
 from flashstudy.facts import claims, models
-from flashstudy.facts.units import busy_note
+from flashstudy.facts.units import busy_note, format_interval
 from flashstudy.measure import machine, quality, rotation, streams
 
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
@@ -94,7 +94,10 @@ def headline(result: pd.DataFrame) -> str:
         at = rows[rows.sparsity == sparsity].sort_values("time_ratio")
         parts.append(
             f"at {sparsity:.0%} zeros "
-            + ", ".join(f"{row.sparse_format.upper()} takes {row.time_ratio:.2f}×" for row in at.itertuples())
+            + ", ".join(
+                f"{row.sparse_format.upper()} takes {format_interval(row.time_ratio, row.low, row.high)}"
+                for row in at.itertuples()
+            )
             + busy_note(at.contended.any())
         )
     return "Of the dense product's time, " + "; ".join(parts) + "."
