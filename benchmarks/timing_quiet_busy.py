@@ -10,7 +10,6 @@ The error of torch.utils.benchmark (two medians, one after the other, the same s
 """
 
 import argparse
-import math
 import statistics
 
 from pair import busy_processes, standard_and_flash, torch_benchmark_ratio
@@ -27,8 +26,11 @@ def main() -> None:
     parser.add_argument(
         "--busy", type=int, nargs="*", help="numbers of busy processes (default 0 1 2; 0 1 with two threads)"
     )
-    parser.add_argument("--reference-s", type=float, default=20.0, help="two-thread reference, seconds a side")
+    parser.add_argument(
+        "--reference-s", type=float, help="seconds a side of a quiet reference (default 2, with two threads 20)"
+    )
     options = parser.parse_args()
+    options.reference_s = options.reference_s or (2.0 if options.threads == 1 else 20.0)
     pair = standard_and_flash()
     compare(*pair, budget_s=0.5, n_threads=options.threads)
     for n_busy in options.busy or ([0, 1, 2] if options.threads == 1 else [0, 1]):
@@ -39,26 +41,33 @@ def one_load(pair: tuple, n_busy: int, options: argparse.Namespace) -> None:
     """The trials beside `n_busy` processes."""
     long_reference = None
     if options.threads > 1:
-        long_reference = compare(*pair, budget_s=options.reference_s, n_threads=options.threads)
+        long_reference = quiet_reference(pair, options)
         print(f"two-thread reference {describe(long_reference)}", flush=True)
     answers, errors, peer_errors = [], [], []
     for _ in range(options.trials):
-        before = compare(*pair, budget_s=0.5, n_threads=options.threads)
+        before = None if long_reference else quiet_reference(pair, options)
         with busy_processes(n_busy):
             answer = compare(*pair, budget_s=options.budget_s, n_threads=options.threads)
             peer = torch_benchmark_ratio(*pair, options.budget_s, options.threads)
-        after = compare(*pair, budget_s=0.5, n_threads=options.threads)
-        truth = long_reference.ratio if long_reference else math.sqrt(before.ratio * after.ratio)
+        references = [long_reference] if long_reference else [before, quiet_reference(pair, options)]
+        truth = statistics.geometric_mean(reference.ratio for reference in references)
         answers.append((answer, truth))
         errors.append(answer.ratio / truth - 1)
         peer_errors.append(peer / truth - 1)
-        noisy = " (reference contended: the machine was not quiet)" if before.contended or after.contended else ""
+        not_quiet = any(reference.contended for reference in references)
+        noisy = " (reference contended: the machine was not quiet)" if not_quiet else ""
+        quiet = " ".join(f"{reference.ratio:.4f}" for reference in references)
         print(
-            f"  busy {n_busy}: quiet {before.ratio:.4f} {after.ratio:.4f}  {describe(answer)}  error {errors[-1]:+.1%}"
+            f"  busy {n_busy}: quiet {quiet}  {describe(answer)}  error {errors[-1]:+.1%}"
             f"  torch.utils.benchmark {peer:.4f} error {peer_errors[-1]:+.1%}{noisy}",
             flush=True,
         )
     summarize(n_busy, answers, errors, peer_errors)
+
+
+def quiet_reference(pair: tuple, options: argparse.Namespace) -> Comparison:
+    """The pair with nothing beside it, for the whole of its seconds."""
+    return compare(*pair, budget_s=options.reference_s, n_threads=options.threads, precision=1e-6)
 
 
 def summarize(

@@ -6,11 +6,12 @@ VOCABULARY = 128
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Tests share the machine: one thread each, whatever a test before set."""
+def one_thread_and_seed():
+    """Tests share the machine: one thread each; and the same random numbers, whatever tests ran before."""
     import torch
 
     torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -88,8 +88,8 @@ def test_a_first_token_spike_leaves_the_other_rows_alone(kernel):
     layer = make_linear(torch.randn(64, 256), weight_format="int8", kernel=kernel)
     quiet = torch.randn(4, 256)
     spiky = torch.cat([torch.full((1, 256), 3000.0), quiet])
-    # the kernels may share a zero point among rows, so equality holds up to a step of the activations
-    assert torch.allclose(layer(spiky)[1:], layer(quiet), atol=0.02 * layer(quiet).abs().max().item())
+    # a zero point that the kernel shares among rows moves the rounding of all of them (2%); a shared scale loses them
+    assert (layer(spiky)[1:] - layer(quiet)).norm() < 0.05 * layer(quiet).norm()
 
 
 @pytest.mark.parametrize("kernel", ["dynamic_int8", "dynamic_int8_onednn", "int_mm"])
