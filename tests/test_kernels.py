@@ -49,7 +49,7 @@ def test_every_kernel_of_the_format_has_a_row_after_the_standards():
     columns.check(frame)
     measured = frame[frame.skipped == ""]
     assert (measured.time_ratio > 0).all() and (measured.low <= measured.time_ratio).all()
-    assert (measured.n_pairs >= 2).all() and measured.relative_error.notna().all()
+    assert ((measured.n_pairs >= 2) | measured.contended).all() and measured.relative_error.notna().all()
     assert {"naive", "library", "best"} <= set(frame.role)
 
 

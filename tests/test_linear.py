@@ -27,6 +27,15 @@ LAYOUTS = [
     WeightLayout("int8", sparse_format="bitmap", granularity="group", group_size=32),
     WeightLayout("fp32", sparse_format="csr"),
     WeightLayout("fp32", sparse_format="bsr", block=(8, 8)),
+    WeightLayout("nf4", granularity="group", group_size=64),
+    WeightLayout("nf4"),
+    WeightLayout("fp8"),
+    WeightLayout("fp8", granularity="tensor"),
+    WeightLayout("fp8", granularity="group", group_size=32),
+    WeightLayout("fp32", sparse_format="masked"),
+    WeightLayout("bf16", sparse_format="masked"),
+    WeightLayout("fp32", sparse_format="structured"),
+    WeightLayout("fp16", sparse_format="structured"),
 ]
 SHAPES = [(96, 128), (33, 64), (7, 192)]
 
@@ -37,7 +46,7 @@ def options(layout):
 
 def usable(layout, shape):
     infos = available_kernels(layout.weight_format, layout=layout, shape=shape)
-    return [info for info in infos if info.available]
+    return [info for info in infos if info.available and not info.compiled]  # one compiled kernel has its own test
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -54,6 +63,46 @@ def test_every_kernel_agrees_with_float64(layout, shape):
         error = relative_error(layer, exact_weight(layer, weight, layout), torch.float32)
         bound = error_bound(layout.weight_format, info.activation_dtype)
         assert error <= bound, f"{info.kernel}: {error:.2g} > {bound:.2g}"
+
+
+def test_a_compiled_kernel_agrees_with_its_own_codes():
+    infos = {info.kernel: info for info in available_kernels("int8", shape=(32, 64))}
+    if not infos["torchao_compiled"].available:
+        pytest.skip(infos["torchao_compiled"].reason)
+    weight = torch.randn(32, 64)
+    layer = make_linear(weight, weight_format="int8", kernel="torchao_compiled")
+    exact = exact_weight(layer, weight, WeightLayout("int8"))
+    assert relative_error(layer, exact, torch.float32) < error_bound("int8")
+    assert not torch.equal(exact, weight.double())
+
+
+def test_two_of_four_is_a_row_with_a_reason_where_torch_has_no_such_product():
+    (info,) = available_kernels("bf16", layout=WeightLayout("bf16", sparse_format="n_m"), shape=(64, 64))
+    assert not info.available and "CUDA from compute capability 8.0" in info.reason
+
+
+def test_structured_zeros_leave_a_smaller_dense_weight():
+    weight = torch.randn(8, 12)
+    weight[1], weight[5], weight[:, 3] = 0, 0, 0
+    layer = make_linear(weight, torch.ones(8), weight_format="fp32", kernel="structured", sparse_format="structured")
+    assert layer.product.weight.shape == (6, 11)
+    x = torch.randn(3, 12)
+    assert torch.allclose(layer(x), x @ weight.T + 1, atol=1e-5)
+    assert (layer(x)[:, [1, 5]] == 1).all()
+    nothing = make_linear(torch.zeros(4, 4), weight_format="fp32", kernel="structured", sparse_format="structured")
+    assert (nothing(torch.ones(2, 4)) == 0).all()
+
+
+def test_a_masked_weight_keeps_its_values_and_a_byte_each():
+    weight = torch.randn(8, 16) * magnitude_mask(torch.randn(8, 16), 0.5)
+    layer = make_linear(weight, weight_format="fp32", kernel="masked", sparse_format="masked")
+    assert layer.stored_bytes == layer.read_bytes == 8 * 16 * (4 + 1)
+
+
+@pytest.mark.parametrize("weight_format", ["nf4", "fp8"])
+def test_symmetric_codebooks_refuse_a_zero_point(weight_format):
+    with pytest.raises(ValueError, match="has no zero point"):
+        make_linear(torch.randn(4, 64), weight_format=weight_format, kernel="tiled", symmetric=False)
 
 
 @pytest.mark.parametrize("shape", [(5, 63), (3, 1), (1, 250)], ids=str)

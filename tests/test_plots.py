@@ -99,9 +99,29 @@ def sparse() -> pd.DataFrame:
     return pd.DataFrame([*rows, *losses])
 
 
+def roofline() -> pd.DataFrame:
+    rows = [("fp32", "dense", 1, 0.5, 5e9), ("int8", "packed", 1, 2.0, 9e9), ("int8", "packed", 16, 32.0, 2.5e10)]
+    points = pd.DataFrame(rows, columns=["weight_format", "kernel", "rows", "flop", "flop_per_s"])
+    points = points.assign(read_bytes=1.0, role="best", contended=[False, False, True])
+    roofs = pd.DataFrame(dict(weight_format=["fp32", "int8"], flop_per_s=[4e10, 1.5e11], ceiling_bytes_per_s=1.4e10))
+    return pd.concat([points, roofs.assign(role="ceiling")], ignore_index=True).assign(claim_id=None)
+
+
+def parts() -> pd.DataFrame:
+    rows = [
+        ("naive", "stage", "dequantize", 0.7), ("naive", "stage", "multiply", 0.28),
+        ("naive", "stage", "sum of parts", 0.97), ("packed", "bound", "bytes", 0.6),
+        ("packed", "bound", "instructions", 0.9), ("packed", "bound", "launch", 0.05),
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["kernel", "note", "part", "part_share"])
+    ends = dict(low=frame.part_share - 0.02, high=frame.part_share + 0.02)
+    return frame.assign(**ends, weight_format="int8", model="m", kind="k", claim_id=None)
+
+
 FIGURES = {
     "ratios": slowdown, "crossover": lengths, "bandwidth": bandwidth, "fragmentation": sparse, "compression": sparse,
     "pruned_quality": sparse, "sqnr": matrices, "sqnr_by_depth": matrices, "quality": matrices,
+    "roofline": roofline, "parts": parts,
 }  # fmt: skip
 
 
@@ -286,3 +306,16 @@ def test_ratio_ticks_hold_one_and_stay_few():
     assert style.ratio_ticks(0.3, 12) == [0.5, 1, 2, 5, 10]
     assert style.ratio_ticks(2, 12)[0] == 1
     assert all(len(style.ratio_ticks(1 / span, span)) <= 10 for span in (1.1, 1.4, 2, 3, 8, 100, 1000))
+
+
+def test_stages_stand_end_to_end_and_bounds_start_at_zero():
+    _, ax = drawn("parts")
+    bars = sorted((round(bar.get_x(), 2), round(bar.get_width(), 2)) for bar in ax.patches)
+    assert bars == [(0.0, 0.05), (0.0, 0.6), (0.0, 0.7), (0.0, 0.9), (0.7, 0.28)]  # no bar for the sum
+
+
+def test_a_kernel_stands_at_its_work_per_byte_under_its_roof():
+    _, ax = drawn("roofline")
+    assert points(ax, 2.0) == [9e9] and points(ax, 0.5) == [5e9]
+    busy = [line for line in ax.lines if line.get_marker() == "s" and to_hex(line.get_markerfacecolor()) == style.PAPER]
+    assert len(busy) == 1

@@ -8,7 +8,7 @@ from torch import nn
 
 from flashstudy.compress import variants
 from flashstudy.compress.checkpoints import InputError, windows
-from flashstudy.compress.kv_cache import Int8Cache
+from flashstudy.compress.kv_cache import IntegerCache
 from flashstudy.facts.recipes import Recipe
 from flashstudy.measure import quality
 from flashstudy.measure.quality import kl_and_top1, paired_difference, remember, token_nll
@@ -78,7 +78,7 @@ def test_heads_that_scale_their_logits_go_through_the_whole_model(tiny_model, mo
 
 def test_a_quantized_cache_is_used_when_it_is_given(tiny_model):
     dense = token_nll(tiny_model, IDS)
-    int8 = token_nll(tiny_model, IDS, make_cache=lambda: Int8Cache(tiny_model.config))
+    int8 = token_nll(tiny_model, IDS, make_cache=lambda: IntegerCache(tiny_model.config))
     assert 0 < (int8 - dense).abs().max() < 0.3
 
 

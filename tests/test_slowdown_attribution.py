@@ -1,8 +1,10 @@
 import dataclasses
 
 import pytest
+import torch
 
-from flashstudy.facts.recipes import BEST_FLASH
+from flashstudy.compress import variants
+from flashstudy.facts.recipes import BEST_FLASH, standard
 from flashstudy.measure import machine
 from flashstudy.measure.timing import Comparison
 from flashstudy.studies import slowdown_attribution as study
@@ -18,7 +20,8 @@ def exact(ratio: float, standard_s: float = 1.0) -> Comparison:
 
 def test_smoke_run_compares_every_recipe_in_every_phase():
     result = smoke.check_rows(NAME, ["recipe", "phase", "time_ratio", "predicted_ratio", "size_ratio"])
-    whole = result[result.claim_id.isna() & (result.element == "all") & result.recipe.isin(study.WHOLE)]
+    timed = result[result.claim_id.isna() & result.time_ratio.notna()]
+    whole = timed[(timed.element == "all") & timed.recipe.isin(study.WHOLE)]
     assert set(zip(whole.recipe, whole.phase, strict=True)) == {
         (recipe, phase) for recipe in study.WHOLE for phase in study.PHASES
     }
@@ -44,7 +47,7 @@ def test_each_element_is_measured_alone_in_the_phases_asked_for(tiny_folder, mon
 
 def test_flash_variants_store_the_same_formats_and_less_than_the_standard():
     result = smoke.run(NAME).result
-    sizes = result[result.phase == "decode"].set_index(["recipe", "element"]).size_ratio
+    sizes = result[(result.phase == "decode") & result.size_ratio.notna()].set_index(["recipe", "element"]).size_ratio
     assert sizes["BEST_FLASH", "all"] < 1 and sizes["ARTICLE_FLASH", "all"] < 1
     # 106,168,320 projection weights: int8 plus a bitmap at 50% keeps 0.625 bytes of each, fp32 4; the tied head stays.
     head = 49_152 * 576 + 61 * 576
@@ -57,6 +60,23 @@ def test_claims_get_numbers_and_the_reconstruction_is_its_arithmetic():
     judged = smoke.check_verdicts(NAME, {"slowdown", "reconstruction_overheads"})
     assert judged.estimate["reconstruction_overheads"] == pytest.approx(2.2171, abs=1e-4)  # 1.18 / 0.78 * 85 / 58
     assert judged.as_stated["reconstruction_overheads"] == "supported"
+
+
+def test_a_step_says_how_much_of_it_its_kernels_do_not_explain():
+    rows = study.overhead(smoke.run(NAME).result).set_index("recipe")
+    assert set(rows.index) == {"standard", "BEST_FLASH"}
+    assert (rows.low <= rows.part_share).all() and (rows.part_share <= rows.high).all() and (rows.part_share < 1).all()
+
+
+def test_the_library_runs_the_steps_that_the_loop_does_not_know(tiny_loaded):
+    variant = variants.build(tiny_loaded, standard())
+    built = {"standard": variant}
+    assert study._looped(study.Params(), variant) and not study._looped(study.Params(loop="transformers"), variant)
+    unknown = dataclasses.replace(variant, model=torch.nn.Linear(2, 2))
+    assert not study._looped(study.Params(), unknown)
+    own = study._decodes(study.Params(input_tokens=8, output_tokens=4), built)["standard"]()
+    library = study._decodes(study.Params(input_tokens=8, output_tokens=4, loop="transformers"), built)["standard"]()
+    assert torch.allclose(own, library[:, 0], atol=1e-4)
 
 
 def test_headline_states_both_variants_with_intervals():

@@ -71,7 +71,9 @@ def test_stored_bytes_match_the_hand_count():
     assert stored_bytes("bitmap", mask, value_bytes=1).total == 5 + 16
     assert stored_bytes("csr", mask, value_bytes=4).total == 5 * 4 + (5 + 9) * 4
     assert stored_bytes("bsr", mask, value_bytes=4, block=(2, 4)).total == 2 * 8 * 4 + (2 + 5) * 4
-    assert stored_bytes("2:4", mask, value_bytes=2).total == 64 * 2 + 64 * 2 // 8
+    assert stored_bytes("n_m", mask, value_bytes=2).total == 64 * 2 + 64 * 2 // 8
+    assert stored_bytes("masked", mask, value_bytes=4).total == 128 * 4 + 128
+    assert stored_bytes("structured", mask, value_bytes=4).total == 1 * 5 * 4 + (1 + 5) * 4  # one row, five columns
     assert stored_bytes("dense", torch.ones(3, 3), value_bytes=0.5).total == 5
 
 
@@ -98,7 +100,7 @@ def test_occupancy_of_a_block_mask_is_its_density():
 
 
 def test_bad_formats_and_blocks_are_refused():
-    with pytest.raises(ValueError, match="'coo' is not one of dense, bitmap, csr, bsr, 2:4"):
+    with pytest.raises(ValueError, match="'coo' is not one of dense, masked, bitmap, csr, bsr, n_m, structured"):
         stored_bytes("coo", torch.ones(2, 2), value_bytes=1)
     with pytest.raises(ValueError, match="'bsr' needs a block"):
         stored_bytes("bsr", torch.ones(2, 2), value_bytes=1)

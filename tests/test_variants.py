@@ -135,7 +135,7 @@ def test_variants_generate_with_their_own_cache(tiny_loaded):
             IDS, attention_mask=torch.ones_like(IDS), cache=cache, max_new_tokens=4, do_sample=False, eos_token_id=None
         )
     assert out.shape == (1, 12)
-    assert type(cache).__name__ == "Int8Cache" and variant.make_cache() is not cache
+    assert type(cache).__name__ == "IntegerCache" and variant.make_cache() is not cache
 
 
 def test_a_layer_whose_shape_the_kernel_cannot_take_is_tiled_and_noted(tiny_loaded):
@@ -159,6 +159,16 @@ def test_block_pruning_stores_blocks(tiny_loaded):
     assert variant.model.model.layers[0].self_attn.q_proj.product.matrix.values().shape == (8, 16, 16)
 
 
+def test_pruned_channels_become_a_smaller_dense_weight(tiny_loaded):
+    recipe = Recipe("channels", sparsity=0.5, pattern="channel", sparse_format="structured", kernel_path="fused")
+    variant = variants.build(tiny_loaded, recipe)
+    layer = variant.model.model.layers[0].mlp.up_proj
+    assert layer.product.weight.shape == (64, 64)  # of 128 rows
+    zeros = variants.build(tiny_loaded, dataclasses.replace(recipe, sparse_format="dense", kernel_path="stored_dense"))
+    with torch.inference_mode():
+        assert torch.allclose(variant.model(IDS).logits, zeros.model(IDS).logits, atol=1e-5)
+
+
 def test_conv1d_models_are_refused_with_what_would_be_left_out(tiny_loaded):
     gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, n_positions=32))
     loaded = dataclasses.replace(tiny_loaded, model=gpt2.eval().requires_grad_(False))
@@ -173,9 +183,22 @@ def test_conv1d_models_are_refused_with_what_would_be_left_out(tiny_loaded):
         (dataclasses.replace(FILLED, kernel_path="unknown", kernel=""), "kernel_path 'unknown' names no kernel"),
         (dataclasses.replace(INT8, engine="compiled"), "engine 'compiled' is not built"),
         (dataclasses.replace(INT8, granularity="group", group_size=48), "q_proj: .*48 does not divide 64"),
-        (dataclasses.replace(INT8, sparsity=0.5, pattern="channel"), "pattern 'channel' is not built"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(tiny_loaded, recipe, message):
     with pytest.raises(ValueError, match=message):
         variants.build(tiny_loaded, recipe)
+
+
+def test_a_tied_head_can_be_multiplied_from_a_copy_in_eight_bits(tiny_loaded):
+    recipe = Recipe("int8", weight_format="int8", kernel_path="dequantize_then_matmul", head_format="int8")
+    variant = variants.build(tiny_loaded, recipe)
+    assert variant.coverage == 1.0
+    assert variant.model.get_input_embeddings().weight is tiny_loaded.model.get_input_embeddings().weight
+    plain = variants.build(tiny_loaded, dataclasses.replace(recipe, head_format=""))
+    # the copy: 128 rows of 64 codes, a scale of 2 bytes each
+    assert variant.stored_bytes - plain.stored_bytes == 128 * 64 + 128 * 2
+    ids = torch.tensor([[1, 5, 9, 33]])
+    with torch.inference_mode():
+        found, expected = variant.model(ids).logits, plain.model(ids).logits
+    assert 0 < (found - expected).norm() < 0.02 * expected.norm()

@@ -153,6 +153,21 @@ def machine(
 
 
 @app.command()
+def doctor(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Default model, folder, GGUF file or hub id.")],
+    context: Annotated[int, typer.Option("--context", min=1, max=131_072, help="Tokens before the timed step.")] = 512,
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="float32, bfloat16 or float16 [default: as the model's config says].")
+    ] = "",
+    as_json: AsJson = False,
+) -> int:
+    """Why is this model slow? What is quantized, where a decode step's time goes, which change would help most."""
+    from flashstudy.cli import diagnosis
+
+    return diagnosis.doctor(model, context, dtype, as_json)
+
+
+@app.command()
 def study(
     profile: ProfileName = "quick", results: Results = None, out: SiteFolder = Path("site"), timeout: Timeout = None
 ) -> int:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 import torch
 
-from flashstudy.compress import packed
+from flashstudy.compress import codebooks, packed
 from flashstudy.compress.products import SparseRows
 from flashstudy.compress.sparse import to_bsr, to_csr
 
 FLOAT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BITS = {"int8": 8, "int4": 4}
-VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int4": 0.5}
+VALUE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "nf4": 0.5}
+NIBBLES = ("int4", "nf4")
 
 
 @dataclass(frozen=True)
 class KernelInfo:
-    """One way to multiply one stored format. activation_dtype "" = the model's own; reason says why not available."""
+    """One way to multiply one stored format. activation_dtype "" = the model's own; reason says why not available.
+
+    compiled: its first call at a shape takes torch.compile many seconds, so it runs only where it is asked for.
+    """
 
     kernel: str
     kernel_path: str
@@ -31,6 +35,11 @@ class KernelInfo:
     reason: str = ""
     activation_dtype: str = ""
     sparse_format: str = "dense"
+
+    @property
+    def compiled(self) -> bool:
+        """Goes through torch.compile?"""
+        return self.kernel.endswith("_compiled")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ KERNELS = [
         ("dynamic_int8_onednn", "native_lowbit", "best-candidate", "int8"),
         ("int_mm", "native_lowbit", "library", "int8"),
         ("torchao_dynamic", "native_lowbit", "library", "int8"),
+        ("torchao_compiled", "fused", "library"),
     ),
     *_rows(
         "int4", "dense", _DEQUANTIZE, _TILED,
@@ -80,7 +90,12 @@ KERNELS = [
         ("int4pack_tiled", "fused", "best-candidate", "bfloat16"),
         ("torchao", "dequantize_then_matmul", "library"),
     ),
+    *_rows("nf4", "dense", _DEQUANTIZE, _TILED),
+    *_rows("fp8", "dense", _DEQUANTIZE, _TILED, ("torchao", "dequantize_then_matmul", "library")),
     *(info for name in (*FLOAT_DTYPES, "int8") for info in _rows(name, "bitmap", *_BITMAP)),
+    *(info for name in FLOAT_DTYPES for info in _rows(name, "masked", ("masked", "dequantize_then_matmul", "naive"))),
+    *(info for name in FLOAT_DTYPES for info in _rows(name, "structured", ("structured", "fused", "best-candidate"))),
+    *(info for name in ("bf16", "fp16") for info in _rows(name, "n_m", ("semi_structured", "fused", "library"))),
     *_rows("fp32", "csr", ("csr", "fused", "library", "float32")),
     *_rows("fp32", "bsr", ("bsr", "fused", "library", "float32")),
 ]  # fmt: skip
@@ -132,10 +147,19 @@ def available_kernels(
     ]
 
 
+def without_compiled(info: KernelInfo) -> KernelInfo:
+    """The kernel, not available where it would have to be compiled first."""
+    if not info.compiled or not info.available:
+        return info
+    return dataclasses.replace(info, available=False, reason="left out: torch.compile takes many seconds a shape")
+
+
 def _why_not(info: KernelInfo, layout: WeightLayout, shape: tuple[int, int] | None, device: str) -> str:
     """Empty when the kernel can run, else what stands against it, the first of: device, layout, shape, installation."""
     if device != "cpu" and info.kernel.startswith(("int8pack", "int4pack", "dynamic_int8", "int_mm")):
         return f"this packed form is for the CPU, not {device!r}"
+    if info.kernel == "semi_structured" and not device.startswith("cuda"):
+        return f"torch multiplies 2:4 weights on CUDA from compute capability 8.0 on, not on {device!r}"
     return (
         _layout_reason(info, layout)
         or (_shape_reason(info, layout, *shape) if shape else "")
@@ -145,7 +169,9 @@ def _why_not(info: KernelInfo, layout: WeightLayout, shape: tuple[int, int] | No
 
 def _layout_reason(info: KernelInfo, layout: WeightLayout) -> str:
     kernel = info.kernel
-    if kernel in ("dequantize", "tiled", "dense", "csr", "bsr"):
+    if info.weight_format in codebooks.FORMATS and not layout.symmetric:
+        return "has no zero point"
+    if kernel in ("dequantize", "tiled", "dense", "csr", "bsr", "masked", "structured", "semi_structured"):
         return ""
     if kernel.startswith("int4pack") or (kernel == "torchao" and info.weight_format == "int4"):
         fits = layout.granularity == "group" and layout.group_size in packed.INT4_GROUPS
@@ -164,7 +190,7 @@ def _shape_reason(info: KernelInfo, layout: WeightLayout, out_features: int, in_
         return f"takes in_features divisible by {packed.INT8_COLUMNS}, not {in_features}"
     if info.kernel.startswith("int4pack") and out_features % packed.INT4_ROWS:
         return f"takes out_features divisible by {packed.INT4_ROWS}, not {out_features}"
-    if info.weight_format == "int4" and in_features % 2:
+    if info.weight_format in NIBBLES and in_features % 2:
         return f"packs two weights a byte: in_features {in_features} is odd"
     return _block_reason(layout.block, out_features, in_features) if info.kernel == "bsr" else ""
 
@@ -189,9 +215,12 @@ def _installation_reason(weight_format: str, kernel: str) -> str:
         return (
             "" if any(engine in engines for engine in wanted) else f"torch has none of the engines {', '.join(wanted)}"
         )
+    if kernel.endswith("_compiled") and (missing := packed.compiler_missing()):
+        return missing
     try:
         if kernel.startswith("torchao"):
-            packed.TorchAo(torch.ones(128, 128), f"{weight_format} {kernel}", group_size=64)(torch.ones(1, 128))
+            name = f"{weight_format} {kernel.removesuffix('_compiled')}"
+            packed.TorchAo(torch.ones(128, 128), name, group_size=64)(torch.ones(1, 128))
         elif kernel in ("csr", "bsr"):
             convert = to_csr if kernel == "csr" else functools.partial(to_bsr, block=(8, 8))
             SparseRows(convert(torch.ones(16, 16)))(torch.ones(1, 16))

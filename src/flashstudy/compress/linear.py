@@ -9,7 +9,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flashstudy.compress import packed, products
+from flashstudy.compress import codebooks, packed, products
 from flashstudy.compress.kernel_table import (
     BITS,
     FLOAT_DTYPES,
@@ -21,7 +21,7 @@ from flashstudy.compress.kernel_table import (
 )
 from flashstudy.compress.quantize import SCALE_BYTES, QuantizedWeight, check_matrix, quantize
 from flashstudy.compress.sparse import stored_bytes, to_bsr, to_csr
-from flashstudy.compress.stores import Int4Store, Int8Store, bitmap_store
+from flashstudy.compress.stores import ByteStore, MaskedStore, NibbleStore, bitmap_store
 
 __all__ = ["CompressedLinear", "KernelInfo", "WeightLayout", "available_kernels", "make_linear"]
 
@@ -90,10 +90,8 @@ def make_linear(
         info = KernelInfo("dense", "stored_dense", weight_format, "naive")
     else:
         info = choose_kernel(layout, tuple(weight.shape), kernel_path, kernel, weight.device.type)
-    if weight_format in BITS:
-        code = quantize(
-            weight, bits=BITS[weight_format], granularity=granularity, group_size=group_size, symmetric=symmetric
-        )
+    code = encode(weight, layout)
+    if code is not None:
         product = _quantized_product(info, weight, code)
         stored = _quantized_bytes(code, sparse_format)
     else:
@@ -102,6 +100,21 @@ def make_linear(
         sizes = stored_bytes(sparse_format, stored_weight, value_bytes=VALUE_BYTES[weight_format], block=tuple(block))
         stored = sizes.total
     return CompressedLinear(product, bias, info, tuple(weight.shape), stored)
+
+
+def encode(weight: Tensor, layout: WeightLayout) -> QuantizedWeight | None:
+    """The codes of a weight in the layout's format; None for a float format, which has none.
+
+    Raises ValueError for what the format cannot hold.
+    """
+    if layout.weight_format in FLOAT_DTYPES:
+        return None
+    sizes = dict(granularity=layout.granularity, group_size=layout.group_size)
+    if layout.weight_format in codebooks.FORMATS:
+        if not layout.symmetric:
+            raise ValueError(f"{layout.weight_format} is symmetric: it has no zero point")
+        return codebooks.encode(weight, layout.weight_format, **sizes)
+    return quantize(weight, bits=BITS[layout.weight_format], symmetric=layout.symmetric, **sizes)
 
 
 def _twin(module: nn.Module, memo: dict) -> nn.Module:
@@ -132,6 +145,12 @@ def _float_product(info: KernelInfo, weight: Tensor, layout: WeightLayout) -> nn
             return products.SparseRows(to_csr(weight.float()))
         case "bsr":
             return products.SparseRows(to_bsr(weight.float(), layout.block))
+        case "masked":
+            return products.Dequantize(MaskedStore(weight))
+        case "structured":
+            return products.Structured(weight)
+        case "semi_structured":
+            return products.SemiStructured(weight)
     raise AssertionError(f"kernel {info.kernel} is in the table but not built")
 
 
@@ -141,14 +160,14 @@ def _quantized_product(info: KernelInfo, weight: Tensor, code: QuantizedWeight) 
             return products.Dense(code.dequantize(weight.dtype))
         case "bitmap" | "bitmap_table":
             return products.Dequantize(bitmap_store(code, by_table=info.kernel == "bitmap_table"))
-        case "torchao" | "torchao_dynamic":
+        case "torchao" | "torchao_dynamic" | "torchao_compiled":
             name = f"{info.weight_format} {info.kernel}"
             return packed.TorchAo(code.dequantize(weight.dtype), name, group_size=code.group_size)
         case "dynamic_int8" | "dynamic_int8_onednn":
             return packed.DynamicInt8(code, packed.engine_of(info.kernel))
         case "int4pack":
             return packed.Int4Pack(code)
-    store = Int8Store(code) if code.bits == 8 else Int4Store(code)
+    store = ByteStore(code) if code.bits == 8 else NibbleStore(code)
     match info.kernel:
         case "dequantize":
             return products.Dequantize(store)
@@ -163,3 +182,13 @@ def _quantized_product(info: KernelInfo, weight: Tensor, code: QuantizedWeight) 
         case "int_mm":
             return packed.IntMm(store)
     raise AssertionError(f"kernel {info.kernel} is in the table but not built")
+
+
+def from_codes(code: QuantizedWeight, bias: Tensor | None, *, info: KernelInfo, dtype: torch.dtype) -> CompressedLinear:
+    """A layer over codes that exist already, such as those of a file; its float weight is never made.
+
+    `dtype` is the model's. For kernels over plain codes stored dense; the others want the weight (`make_linear`).
+    """
+    no_weight = code.scale.new_empty(0, dtype=dtype)
+    product = _quantized_product(info, no_weight, code)
+    return CompressedLinear(product, bias, info, tuple(code.values.shape), code.stored_bytes)

@@ -8,14 +8,14 @@ activations (`DynamicInt8`, `IntMm`) round the activations too, so they belong t
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from flashstudy.compress.quantize import QuantizedWeight
 from flashstudy.compress.quiet import quiet_import
-from flashstudy.compress.stores import Int8Store
+from flashstudy.compress.stores import ByteStore
 
 INT4_GROUPS = (32, 64, 128, 256)  # what _weight_int4pack_mm_for_cpu takes
 INT4_ROWS = 16  # rows of the weight that _convert_weight_to_int4pack_for_cpu packs together
@@ -26,7 +26,7 @@ INT8_COLUMNS = 16  # _weight_int8pack_mm reads whole vectors: other widths read 
 class Int8Pack(nn.Module):
     """`torch._weight_int8pack_mm` over a plain int8 store, one scale a row."""
 
-    def __init__(self, store: Int8Store):
+    def __init__(self, store: ByteStore):
         super().__init__()
         if store.in_features % INT8_COLUMNS:
             raise ValueError(f"int8pack needs in_features divisible by {INT8_COLUMNS}, got {store.in_features}")
@@ -97,7 +97,7 @@ class DynamicInt8(nn.Module):
 class IntMm(nn.Module):
     """`torch._int_mm` with symmetric int8 activations, one scale a row; exact sums in int32."""
 
-    def __init__(self, store: Int8Store):
+    def __init__(self, store: ByteStore):
         super().__init__()
         self.store = store
         self.register_buffer("row_scale", row_scales(store.scale, store.out_features))
@@ -115,15 +115,20 @@ class IntMm(nn.Module):
 
 
 class TorchAo(nn.Module):
-    """torchao's eager linear as `quantize_` makes it with its configuration's defaults; it chooses its own codes."""
+    """torchao's linear as `quantize_` makes it with its configuration's defaults; it chooses its own codes.
+
+    name: format and configuration, such as "int8 torchao_dynamic". With the suffix "_compiled" its product goes through
+    torch.compile, which then sees conversion and product together.
+    """
 
     def __init__(self, weight: Tensor, name: str, group_size: int = 0):
         super().__init__()
+        self.multiply = _compiled_linear() if name.endswith("_compiled") else nn.functional.linear
         with quiet_import(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             holder = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta"))
             holder[0].weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-            _quantize_by_torchao(holder, name, group_size)
+            _quantize_by_torchao(holder, name.removesuffix("_compiled"), group_size)
         self.linear = holder[0]
 
     @property
@@ -134,7 +139,25 @@ class TorchAo(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Whatever torchao dispatches to."""
-        return self.linear(x.to(self.linear.weight.dtype)).to(x.dtype)
+        return self.multiply(x.to(self.linear.weight.dtype), self.linear.weight).to(x.dtype)
+
+
+@functools.cache
+def _compiled_linear() -> Callable[[Tensor, Tensor], Tensor]:
+    """One compiled product for all layers: weights of the same shape share its code."""
+    return torch.compile(nn.functional.linear, dynamic=False)
+
+
+@functools.cache
+def compiler_missing() -> str:
+    """Why torch.compile cannot make CPU code here; "" where a C++ compiler is found."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:  # its own error class is private
+        return f"torch.compile needs a C++ compiler: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _quantize_by_torchao(holder: nn.Module, name: str, group_size: int) -> None:
@@ -144,6 +167,7 @@ def _quantize_by_torchao(holder: nn.Module, name: str, group_size: int) -> None:
         "int8 torchao": lambda: torchao.Int8WeightOnlyConfig(),
         "int8 torchao_dynamic": lambda: torchao.Int8DynamicActivationInt8WeightConfig(),
         "int4 torchao": lambda: torchao.Int4WeightOnlyConfig(group_size=group_size),
+        "fp8 torchao": lambda: torchao.Float8WeightOnlyConfig(),
     }
     if name.startswith("int4"):
         holder.to(torch.bfloat16)  # the only dtype its int4 layouts take

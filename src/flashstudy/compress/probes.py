@@ -9,28 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from flashstudy.compress.kernel_table import FLOAT_DTYPES, WeightLayout
-from flashstudy.compress.linear import BITS, CompressedLinear
-from flashstudy.compress.prune import block_mask, magnitude_mask
-from flashstudy.compress.quantize import fake_quantize
+from flashstudy.compress.linear import CompressedLinear, encode
+from flashstudy.compress.prune import block_mask, channel_mask, magnitude_mask, n_m_mask
 
 WEIGHT_STD = 0.02  # of a trained projection
 OUTLIER, SPIKE = 30.0, 500.0  # times a normal activation: the outlier channel; the first token's massive activation
 PROBE_ROWS = (1, 32)  # decode and a small prefill: kernels that switch by rows are asked on both sides
 
 # Largest relative error of the worst row that a kernel may add. int8 and int4 (groups of 64): what rounding a normal
-# row of weights costs, step / sqrt(12) with 4.2 and 2.5 standard deviations at the top code. Float: a few roundings.
-ERROR_BOUNDS = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2, "int8": 1e-2, "int4": 1e-1}
+# row of weights costs, step / sqrt(12) with 4.2 and 2.5 standard deviations at the top code; fp8: 3 bits of mantissa,
+# 2^-4 / sqrt(6); nf4 in groups of 64: 0.09. Float: a few roundings.
+ERROR_BOUNDS = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2, "int8": 1e-2, "fp8": 2.5e-2, "int4": 1e-1, "nf4": 9e-2}
 INT8_ACTIVATION_BOUND = 0.15  # where a recipe asks for int8 activations: 7 bits beside the outlier channel cost 0.09
 
 
 def random_weight(out_features: int, in_features: int, layout: WeightLayout, sparsity: float, seed: int) -> Tensor:
-    """A float weight [out, in] pruned by magnitude to the given share of zeros, by blocks where the layout has them."""
+    """A float weight [out, in] pruned by magnitude to a share of zeros, in the pattern that the layout stores."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(out_features, in_features, generator=generator) * WEIGHT_STD
     if not sparsity:
         return weight
-    if layout.sparse_format == "bsr":
-        return weight * block_mask(weight, sparsity, layout.block)
+    match layout.sparse_format:
+        case "bsr":
+            return weight * block_mask(weight, sparsity, layout.block)
+        case "structured":
+            return weight * channel_mask(weight, sparsity)
+        case "n_m":
+            return weight * n_m_mask(weight, 2, 4)
     return weight * magnitude_mask(weight, sparsity)
 
 
@@ -52,8 +57,7 @@ def exact_weight(layer: CompressedLinear, weight: Tensor, layout: WeightLayout) 
         return library_weight.dequantize().double()
     if layout.weight_format in FLOAT_DTYPES:
         return weight.to(FLOAT_DTYPES[layout.weight_format]).double()
-    options = dict(granularity=layout.granularity, group_size=layout.group_size, symmetric=layout.symmetric)
-    return fake_quantize(weight, bits=BITS[layout.weight_format], **options).double()
+    return encode(weight, layout).dequantize().double()
 
 
 def relative_error(layer: nn.Module, exact: Tensor, dtype: torch.dtype, seed: int = 0) -> float:

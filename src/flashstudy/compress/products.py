@@ -5,10 +5,13 @@ Every class here is one kernel path. All take at least one row; bias, shapes and
 and reads again (unpacked copies) is its own overhead and is not in it.
 """
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from flashstudy.compress.stores import Int8Store, buffer_bytes
+from flashstudy.compress.stores import buffer_bytes
 
 TILE_BYTES = 1 << 20  # of floats in one tile, to stay inside a core's share of the second and third level cache
 FEW_ROWS = 16  # up to here the packed int8 and int4 kernels beat tiles; they break even at 16 to 32 rows on AVX2
@@ -47,6 +50,15 @@ class Dequantize(nn.Module):
         """One dequantized copy, one dense product."""
         return linear(x, self.store.rows(0, self.store.out_features, x.dtype))
 
+    def stages(self, x: Tensor) -> list[tuple[str, Callable[..., Tensor]]]:
+        """What `forward` does, step by step: (name, call), each but the first taking the result of the one before."""
+        store, n_out = self.store, self.store.out_features
+        multiply = ("multiply", lambda weight: linear(x, weight))
+        if hasattr(store, "unpacked"):
+            widen = ("dequantize", lambda codes: store.widened(codes, x.dtype))
+            return [("decompress", store.unpacked), widen, multiply]
+        return [("dequantize", lambda: store.rows(0, n_out, x.dtype)), multiply]
+
 
 class Tiled(nn.Module):
     """Dequantizes a tile of rows that fits the cache, multiplies it, and goes on: no large copy is ever written."""
@@ -54,8 +66,7 @@ class Tiled(nn.Module):
     def __init__(self, store: nn.Module):
         super().__init__()
         self.store = store
-        # one scale a row can wait until after the product
-        self.scale_after = isinstance(store, Int8Store) and store.scale.shape[1] == 1 and store.zero_point is None
+        self.scale_after = getattr(store, "scales_rows", False)
 
     @property
     def read_bytes(self) -> int:
@@ -109,3 +120,47 @@ class SparseRows(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The sparse matrix on the left of the transposed activations."""
         return (self.matrix @ x.float().T).T.to(x.dtype)
+
+
+class SemiStructured(nn.Module):
+    """torch's 2:4 product on an accelerator: half of the values and two bits for each are read."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.register_buffer("weight", torch.sparse.to_sparse_semi_structured(weight))
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the kept values and their places."""
+        packed = self.weight.packed
+        return packed.numel() * packed.element_size()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Converts x to the weight's dtype and back where they differ."""
+        return linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+
+
+class Structured(nn.Module):
+    """A smaller dense product: rows and columns of zeros are left out, what they would give is zeros."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        kept = weight != 0
+        rows, columns = kept.any(dim=1).nonzero().flatten(), kept.any(dim=0).nonzero().flatten()
+        self.out_features, self.all_columns = weight.shape[0], len(columns) == weight.shape[1]
+        self.register_buffer("kept_rows", rows)
+        self.register_buffer("kept_columns", columns)
+        self.register_buffer("weight", weight[rows][:, columns].contiguous())
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the smaller weight; the index of a kept row or column is 8 bytes for thousands of weights."""
+        return self.weight.numel() * self.weight.element_size()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The columns that count, multiplied, and the result spread over the rows that count."""
+        kept_x = x if self.all_columns else x.index_select(1, self.kept_columns)
+        result = linear(kept_x.to(self.weight.dtype), self.weight).to(x.dtype)
+        if len(self.kept_rows) == self.out_features:
+            return result
+        return x.new_zeros(x.shape[0], self.out_features).index_copy_(1, self.kept_rows, result)

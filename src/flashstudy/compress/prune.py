@@ -24,6 +24,13 @@ def block_mask(weight: Tensor, sparsity: float, block: tuple[int, int]) -> Tenso
     return kept[:, None, :, None].expand_as(blocks).reshape(weight.shape)
 
 
+def channel_mask(weight: Tensor, sparsity: float) -> Tensor:
+    """Keeps whole rows (output channels), all but the round(sparsity · out) of smallest L2 norm."""
+    _check_share(sparsity)
+    kept = _drop_smallest(weight.detach().float().square().sum(dim=1), sparsity)
+    return kept[:, None].expand_as(weight)
+
+
 def random_mask(shape: tuple[int, int], sparsity: float, generator: torch.Generator) -> Tensor:
     """Drops exactly round(sparsity · n) places, drawn without looking at any weight."""
     _check_share(sparsity)

@@ -17,18 +17,20 @@ GRANULARITIES = ("tensor", "channel", "group")
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """Integer codes of a weight [out, in] and how to read them: weight ≈ (values - zero_point) · scale.
+    """Codes of a weight [out, in] and how to read them: weight ≈ (values - zero_point) · scale.
 
     scale and zero_point: [out, n_groups] with n_groups = 1 for per-channel, [1, 1] for per-tensor. zero_point None =
-    symmetric. Asymmetric codes are shifted to be centered on zero, so that 8 bits fit int8.
+    symmetric. Asymmetric codes are shifted to be centered on zero, so that 8 bits fit int8. With `levels` a code is
+    a place in that table: weight ≈ levels[values] · scale.
     """
 
-    values: Tensor  # int8 [out, in]
+    values: Tensor  # int8 [out, in]; float8_e4m3fn for fp8
     scale: Tensor  # fp32 [out, n_groups]
     zero_point: Tensor | None  # int8 [out, n_groups]
     bits: int
     granularity: str
     group_size: int
+    levels: Tensor | None = None  # fp32 [2^bits]
 
     @property
     def stored_bytes(self) -> int:
@@ -43,7 +45,8 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [out, in] these codes stand for, computed in fp32 and rounded once to `dtype`."""
-        return _reconstruct(self.values, self.scale, self.zero_point).to(dtype)
+        codes = self.values if self.levels is None else self.levels[self.values.int()]
+        return _reconstruct(codes, self.scale, self.zero_point).to(dtype)
 
 
 def quantize(
@@ -55,16 +58,17 @@ def quantize(
     does not divide the row, a weight that is not a finite matrix.
     """
     check_matrix(weight)
-    _check(bits, granularity, group_size, weight.shape[1])
-    groups = _grouped(weight.detach().float(), granularity, group_size)  # [rows, n_groups, size]
+    _check_bits(bits)
+    check_groups(granularity, group_size, weight.shape[1])
+    groups = in_groups(weight.detach().float(), granularity, group_size)  # [rows, n_groups, size]
     low, high = (torch.clamp(x, max=0) if i == 0 else torch.clamp(x, min=0) for i, x in enumerate(_aminmax(groups)))
     if symmetric:
         q_max = 2 ** (bits - 1) - 1
-        scale, zero_point = _safe_scale(torch.maximum(high, -low) / q_max), None
+        scale, zero_point = safe_scale(torch.maximum(high, -low) / q_max), None
         codes = (groups / scale[..., None]).round().clamp(-q_max, q_max)
     else:
         code_min, code_max = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        scale = _safe_scale((high - low) / (code_max - code_min))
+        scale = safe_scale((high - low) / (code_max - code_min))
         zero_point = (code_min - low / scale).round().clamp(code_min, code_max)
         codes = ((groups / scale[..., None]).round() + zero_point[..., None]).clamp(code_min, code_max)
     zero_codes = None if zero_point is None else zero_point.to(torch.int8)
@@ -108,9 +112,13 @@ def check_matrix(weight: Tensor) -> None:
         raise ValueError(f"weight {list(weight.shape)} holds NaN or infinity and has no scale")
 
 
-def _check(bits: int, granularity: str, group_size: int, in_features: int) -> None:
+def _check_bits(bits: int) -> None:
     if not isinstance(bits, int) or not MIN_BITS <= bits <= MAX_BITS:
         raise ValueError(f"bits {bits!r} is not an integer from {MIN_BITS} to {MAX_BITS}")
+
+
+def check_groups(granularity: str, group_size: int, in_features: int) -> None:
+    """Raise ValueError for an unknown granularity, or a group size that does not go with it or with the row."""
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity {granularity!r} is not one of {', '.join(GRANULARITIES)}")
     if granularity != "group":
@@ -124,7 +132,8 @@ def _check(bits: int, granularity: str, group_size: int, in_features: int) -> No
         )
 
 
-def _grouped(weight: Tensor, granularity: str, group_size: int) -> Tensor:
+def in_groups(weight: Tensor, granularity: str, group_size: int) -> Tensor:
+    """The weight [out, in] seen as [rows, n_groups, size], one scale a group; [1, 1, out · in] for a whole tensor."""
     if granularity == "tensor":
         return weight.reshape(1, 1, -1)
     rows, columns = weight.shape
@@ -138,7 +147,8 @@ def _aminmax(groups: Tensor) -> tuple[Tensor, Tensor]:
     return groups.amin(dim=-1), groups.amax(dim=-1)
 
 
-def _safe_scale(scale: Tensor) -> Tensor:
+def safe_scale(scale: Tensor) -> Tensor:
+    """The scale, 1 where it is too small to divide by."""
     # below the smallest normal number division loses all precision; such a group is zero for every purpose
     return torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
 
@@ -147,7 +157,7 @@ def _reconstruct(values: Tensor, scale: Tensor, zero_point: Tensor | None) -> Te
     if not values.numel():
         return values.float()
     rows, n_groups = scale.shape
-    codes = values.reshape(rows, n_groups, -1).float()
+    codes = values.reshape(rows, n_groups, -1).to(torch.float32, copy=True)
     if zero_point is not None:
         codes.sub_(zero_point[..., None].float())
     return codes.mul_(scale[..., None]).reshape(values.shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashstudy.compress.prune import as_blocks
 
-FORMATS = ("dense", "bitmap", "csr", "bsr", "2:4")
+FORMATS = ("dense", "masked", "bitmap", "csr", "bsr", "n_m", "structured")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,8 @@ def stored_bytes(
     """Bytes of a weight with this mask (or of a weight whose non-zeros are kept) in one format.
 
     value_bytes: bytes of one value, 0.5 for int4. index_bytes: width of CSR and BSR indices. scale_bytes: all scales
-    together. "2:4" stores half of the values and 2 bits for each. Nothing else (headers, alignment) is counted.
+    together. "n_m" is 2:4: half of the values and 2 bits for each; "masked" keeps all of them and a byte for each;
+    "structured" leaves whole rows and columns out. Nothing else (headers, alignment) is counted.
     """
     kept = mask if mask.dtype == torch.bool else mask != 0
     n_stored, n_index_bytes = _stored_and_index(sparse_format, kept, block, index_bytes)
@@ -120,7 +121,12 @@ def _stored_and_index(sparse_format: str, kept: Tensor, block: tuple[int, int] |
                 raise ValueError("sparse_format 'bsr' needs a block (rows, cols)")
             n_blocks = int(as_blocks(kept, block).any(dim=3).any(dim=1).sum())
             return n_blocks * block[0] * block[1], width * (n_blocks + rows // block[0] + 1)
-        case "2:4":
+        case "masked":
+            return kept.numel(), kept.numel()
+        case "structured":
+            n_rows, n_columns = int(kept.any(dim=1).sum()), int(kept.any(dim=0).sum())
+            return n_rows * n_columns, width * (n_rows + n_columns)
+        case "n_m":
             n_half = kept.numel() // 2
             return n_half, -(-n_half * 2 // 8)
     raise ValueError(f"sparse_format {sparse_format!r} is not one of {', '.join(FORMATS)}")

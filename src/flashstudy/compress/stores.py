@@ -25,11 +25,30 @@ def scaled(codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch
 
     In place after the conversion: a second temporary of this size is faulted in page by page, up to 30 times slower.
     """
+    return scale_in_place(codes.to(dtype, copy=True), scale, zero_point)
+
+
+def scale_in_place(codes: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    """The float `codes` [rows, in] themselves, turned into (codes - zero_point) · scale."""
     n_rows, n_groups = codes.shape[0], scale.shape[1]
-    groups = codes.reshape(n_rows, n_groups, codes.shape[1] // n_groups).to(dtype, copy=True)
+    groups = codes.view(n_rows, n_groups, codes.shape[1] // n_groups)
     if zero_point is not None:
-        groups.sub_(zero_point[..., None].to(dtype))
-    return groups.mul_(scale[..., None].to(dtype)).reshape(codes.shape)
+        groups.sub_(zero_point[..., None].to(codes.dtype))
+    groups.mul_(scale[..., None].to(codes.dtype))
+    return codes
+
+
+def pairs_by_table(packed: Tensor, levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes [rows, n] as the two levels each names, low half first: [rows, 2 n] of `dtype`, one look-up a byte."""
+    places = pair_table(levels, dtype).index_select(0, packed.flatten().int())
+    return places.view(dtype).view(packed.shape[0], -1)
+
+
+def pair_table(levels: Tensor, dtype: torch.dtype) -> Tensor:
+    """For each of 256 bytes the levels of its low and its high half, as one integer of their joint width [256]."""
+    wide = levels.to(dtype)
+    pairs = torch.stack((wide.repeat(16), wide.repeat_interleave(16)), dim=-1)
+    return pairs.view(torch.int64 if dtype == torch.float32 else torch.int32).flatten()
 
 
 def part_of(per_row: Tensor | None, start: int, stop: int) -> Tensor | None:
@@ -37,8 +56,8 @@ def part_of(per_row: Tensor | None, start: int, stop: int) -> Tensor | None:
     return per_row if per_row is None or per_row.shape[0] == 1 else per_row[start:stop]
 
 
-class Int8Store(nn.Module):
-    """One int8 code a weight, row by row: what packed int8 kernels read as well."""
+class ByteStore(nn.Module):
+    """One byte a weight, row by row: int8 codes, which packed int8 kernels read as well, or FP8 values."""
 
     def __init__(self, quantized: QuantizedWeight):
         super().__init__()
@@ -52,26 +71,49 @@ class Int8Store(nn.Module):
         scale, zero_point = part_of(self.scale, start, stop), part_of(self.zero_point, start, stop)
         return scaled(self.values[start:stop], scale, zero_point, dtype)
 
+    @property
+    def scales_rows(self) -> bool:
+        """Is there one scale a row (or one for all) and no zero point, so that it can wait until after the product?"""
+        return self.scale.shape[1] == 1 and self.zero_point is None
 
-class Int4Store(nn.Module):
-    """Two codes a byte, the earlier weight in the low half; codes are shifted by 8 to be 0 … 15."""
+
+class NibbleStore(nn.Module):
+    """Two codes a byte, the earlier weight in the low half; integer codes are shifted by 8 to be 0 … 15.
+
+    Each byte looks its two weights up in a table, as integers (int4) or as levels (nf4).
+    """
 
     def __init__(self, quantized: QuantizedWeight):
         super().__init__()
         self.out_features, self.in_features = quantized.values.shape
         if self.in_features % 2:
-            raise ValueError(f"int4 packs two weights a byte: in_features {self.in_features} is odd")
-        halves = (quantized.values + 8).to(torch.uint8).reshape(self.out_features, -1, 2)
+            raise ValueError(f"two weights share a byte: in_features {self.in_features} is odd")
+        codes = quantized.values if quantized.levels is not None else quantized.values + 8
+        halves = codes.to(torch.uint8).reshape(self.out_features, -1, 2)
         self.register_buffer("packed", halves[..., 0] | (halves[..., 1] << 4))
         self.register_buffer("scale", quantized.scale)
         self.register_buffer("zero_point", quantized.zero_point)
+        self.register_buffer("levels", torch.arange(-8.0, 8.0) if quantized.levels is None else quantized.levels)
 
     def rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Dequantized rows [stop - start, in]."""
-        packed = self.packed[start:stop]
-        codes = torch.stack((packed & 15, packed >> 4), dim=-1).reshape(stop - start, self.in_features)
+        codes = pairs_by_table(self.packed[start:stop], self.levels, dtype)
         scale, zero_point = part_of(self.scale, start, stop), part_of(self.zero_point, start, stop)
-        return scaled(codes.to(torch.int8) - 8, scale, zero_point, dtype)
+        return scale_in_place(codes, scale, zero_point)
+
+
+class MaskedStore(nn.Module):
+    """A dense weight and one byte a weight that says whether it counts, as pruning utilities leave them."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("weight", weight)
+        self.register_buffer("mask", weight != 0)
+
+    def rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Masked rows [stop - start, in]."""
+        return (self.weight[start:stop] * self.mask[start:stop]).to(dtype)
 
 
 class BitmapStore(nn.Module):
@@ -93,9 +135,16 @@ class BitmapStore(nn.Module):
         """All rows; a part cannot be found without counting the bits before it."""
         if (start, stop) != (0, self.out_features):
             raise ValueError(f"a bitmap gives all {self.out_features} rows, not {start} … {stop}")
+        return self.widened(self.unpacked(), dtype)
+
+    def unpacked(self) -> Tensor:
+        """All values among their zeros, as stored [out, in]."""
         n = self.out_features * self.in_features
         flat = gather_by_table(self.bits, self.values, n) if self.by_table else scatter(self.bits, self.values, n)
-        dense = flat.reshape(self.out_features, self.in_features)
+        return flat.reshape(self.out_features, self.in_features)
+
+    def widened(self, dense: Tensor, dtype: torch.dtype) -> Tensor:
+        """The unpacked values as floats, scaled where they are codes."""
         return dense.to(dtype) if self.scale is None else scaled(dense, self.scale, None, dtype)
 
 

@@ -105,9 +105,9 @@ def prune_weight(weight: Tensor, recipe: Recipe) -> Tensor:
             return weight * prune.magnitude_mask(weight, recipe.sparsity)
         case "block":
             return weight * prune.block_mask(weight, recipe.sparsity, recipe.block)
-        case "2:4":
-            return weight * prune.n_m_mask(weight, 2, 4)
-    raise ValueError(f"pattern {recipe.pattern!r} is not built; allowed are none, unstructured, block, 2:4")
+        case "channel":
+            return weight * prune.channel_mask(weight, recipe.sparsity)
+    return weight * prune.n_m_mask(weight, 2, 4)
 
 
 def stored_bytes(model: nn.Module) -> int:
@@ -126,6 +126,11 @@ def _replace_linears(model: nn.Module, recipe: Recipe, notes: list[str]) -> int:
     covered = 0
     for name in matmul_weights(model):
         linear = model.get_submodule(name)
+        if linear is head and is_tied and recipe.head_format:
+            copied = make_linear(linear.weight.detach(), weight_format=recipe.head_format, kernel_path="fused")
+            model.set_submodule(name, copied)
+            covered += linear.weight.numel()
+            continue
         if linear is head and is_tied:
             notes.append(f"{name} is tied to the embedding and keeps {str(linear.weight.dtype).removeprefix('torch.')}")
             continue

@@ -17,7 +17,7 @@ KERNEL_PATHS = (
 )  # fmt: skip
 GRANULARITIES = ("tensor", "channel", "group")
 PATTERNS = ("none", "unstructured", "block", "2:4", "channel")
-SPARSE_FORMATS = ("dense", "bitmap", "csr", "bsr", "n_m")
+SPARSE_FORMATS = ("dense", "masked", "bitmap", "csr", "bsr", "n_m", "structured")
 KV_BITS = {"none": 0, "int8": 8, "fp8": 8, "int4": 4}
 KV_PATHS = ("dequantize_then_matmul", "fused", "native_lowbit", "unknown")
 ENGINES = ("eager", "compiled", "graph", "cpp")
@@ -33,6 +33,7 @@ class Recipe:
 
     group_size: weights per scale, 0 unless granularity is "group". sparsity: share of zeros. block: (rows, cols), of
     BSR or of the pattern. kv_format "none" keeps the cache in the model's dtype; activation_format "" is that dtype.
+    head_format "" leaves a tied output head as it is; any other is that of the copy which is then multiplied.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Recipe:
     kernel: str = ""
     engine: str = "eager"
     activation_format: str = ""
+    head_format: str = ""
     block: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
@@ -73,12 +75,12 @@ class Recipe:
 
     @property
     def stored_density(self) -> float:
-        """Share of the weights whose value is stored: all in dense storage, whole blocks in BSR, else the kept ones.
+        """Share of the weights whose value is stored: all if dense or masked, whole blocks in BSR, else the kept.
 
         Unstructured zeros rarely empty a block: 1 - (1 - density)^(rows · cols) of the blocks stay.
         """
         density = 1 - self.sparsity
-        if self.sparse_format == "dense":
+        if self.sparse_format in ("dense", "masked"):
             return 1.0
         if self.sparse_format == "bsr" and self.pattern == "unstructured":
             return 1 - self.sparsity ** (self.block[0] * self.block[1])
@@ -95,6 +97,10 @@ class Recipe:
         n_weights = out_features * in_features
         n_stored = n_weights * self.stored_density
         match self.sparse_format:
+            case "masked":
+                return n_weights  # one byte each, as torch keeps booleans
+            case "structured":
+                return INDEX_BYTES * (out_features * self.stored_density + in_features)
             case "bitmap":
                 return n_weights / 8
             case "csr":
@@ -138,8 +144,8 @@ def allowed_kernel_paths(recipe: Recipe) -> tuple[str, ...]:
 def _check_words(recipe: Recipe) -> None:
     allowed = {
         "weight_format": WEIGHT_BITS, "activation_format": ("", *WEIGHT_BITS), "granularity": GRANULARITIES,
-        "pattern": PATTERNS, "sparse_format": SPARSE_FORMATS, "kv_format": KV_BITS, "kernel_path": KERNEL_PATHS,
-        "engine": ENGINES,
+        "head_format": ("", "int8"), "pattern": PATTERNS, "sparse_format": SPARSE_FORMATS, "kv_format": KV_BITS,
+        "kernel_path": KERNEL_PATHS, "engine": ENGINES,
     }  # fmt: skip
     for field, words in allowed.items():
         if getattr(recipe, field) not in words:
@@ -198,7 +204,14 @@ def elements(recipe: Recipe, base: Recipe | None = None) -> dict[str, Recipe]:
     """
     base = base or standard()
     parts = {
-        "weight_format": ("weight_format", "granularity", "group_size", "symmetric", "activation_format"),
+        "weight_format": (
+            "weight_format",
+            "granularity",
+            "group_size",
+            "symmetric",
+            "activation_format",
+            "head_format",
+        ),  # fmt: skip
         "sparsity": ("sparsity", "pattern", "sparse_format", "block"),
         "kv_format": ("kv_format", "kv_path"),
     }

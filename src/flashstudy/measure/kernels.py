@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flashstudy.compress import probes
-from flashstudy.compress.kernel_table import FLOAT_DTYPES, KernelInfo, WeightLayout, available_kernels
+from flashstudy.compress.kernel_table import FLOAT_DTYPES, KernelInfo, WeightLayout, available_kernels, without_compiled
 from flashstudy.compress.linear import make_linear
 from flashstudy.facts.recipes import Recipe
 from flashstudy.measure import host, rotation
@@ -66,15 +66,16 @@ def rank(
 ) -> pd.DataFrame:
     """One row a kernel of the format, the standard's dense path first: time ratio to it with interval, and error.
 
-    `budget_s` seconds a kernel. What cannot run here has the reason in `skipped`; `note` says "acceptable" or which
-    bound the error exceeds; role "best" marks the fastest acceptable kernel. `standard_dtype` "" asks the machine card.
-    residency "hot_cache" uses one weight over and over instead of streaming copies.
+    `budget_s` seconds a kernel. What cannot run here, or would be compiled first, has the reason in `skipped`; `note`
+    says "acceptable" or which bound the error exceeds; role "best" marks the fastest acceptable kernel.
+    `standard_dtype` "" asks the machine card. residency "hot_cache" uses one weight over and over instead of streaming
+    copies.
     """
     if residency not in ("streamed", "hot_cache"):
         raise ValueError(f"residency {residency!r} is not 'streamed' or 'hot_cache'")
     layout = layout or default_layout(weight_format)
     bench = Bench((out_features, in_features), standard_type(standard_dtype), sparsity, seed)
-    found = available_kernels(weight_format, layout=layout, shape=bench.shape)
+    found = [without_compiled(info) for info in available_kernels(weight_format, layout=layout, shape=bench.shape)]
     runs = {"standard": bench.standard()}
     runs |= {info.kernel: bench.alternative(info, layout, activation_format) for info in found if info.available}
     calls = {name: bench.call(run.layer, rows, residency) for name, run in runs.items()}
@@ -201,7 +202,8 @@ def bench_runs(recipe: Recipe, bench: Bench) -> dict[tuple[str, str], Alternativ
     for layout in _layouts(recipe):
         for info in available_kernels(recipe.weight_format, layout=layout, shape=bench.shape):
             rounds_activations = info.activation_dtype == "int8"
-            if info.available and info.role != "naive" and rounds_activations <= (recipe.activation_format == "int8"):
+            may_win = info.available and info.role != "naive" and not info.compiled
+            if may_win and rounds_activations <= (recipe.activation_format == "int8"):
                 runs[info.kernel, info.sparse_format] = bench.alternative(info, layout, recipe.activation_format)
     return {key: run for key, run in runs.items() if run.acceptable}
 

@@ -66,6 +66,16 @@ def reads(layers: Sequence[CompressedLinear]) -> dict[str, Callable[[], object]]
     }
 
 
+def plain_read(n_bytes: int, llc_bytes: int) -> Callable[[], Tensor]:
+    """A call that reads the next `n_bytes` of a buffer beyond the cache and does no more with them than it must.
+
+    With llc_bytes 0 it reads the same bytes again and again.
+    """
+    n_pieces = max(1, math.ceil(CACHES_BEYOND * llc_bytes / n_bytes))
+    turn = itertools.cycle(torch.ones(n_pieces, max(1, n_bytes // 4)))  # written: pages nobody wrote all map to one
+    return torch.inference_mode()(lambda: next(turn).sum())
+
+
 def random_weight(shape: ModelShape, matrix: str, seed: int) -> Tensor:
     """A normal fp32 weight [out, in] of the size of one of a model's matrices, spread as trained ones are."""
     size = shape.layer_matrices[matrix]

@@ -1,8 +1,9 @@
 """The two steps that a language model's time consists of, as functions without arguments, ready to be timed.
 
 A prefill reads a whole prompt into an empty cache. A decode step reads one token against a cache of fixed length: the
-cache is cut back afterward, so every call does the same work. Both go through the model's own forward, so what Python
-and the library cost is part of the time, for the standard and the variant alike.
+cache is cut back afterward, so every call does the same work. `prefill` and `decode` go through the model's own
+forward, so what Python and the library cost is part of the time, for the standard and the variant alike; `loop` runs
+the same layers in `compress.decoder`, `kernels` only their products.
 """
 
 import itertools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from flashstudy.compress.decoder import Decoder
 from flashstudy.compress.variants import Variant
 from flashstudy.facts.models import ModelShape
 
@@ -50,6 +52,36 @@ def decode(variant: Variant, *, context: int, batch: int = 1, seed: int = 0, hea
         return output[0]
 
     return step
+
+
+def loop(
+    variant: Variant, *, context: int, batch: int = 1, seed: int = 0, compiled: bool = False
+) -> Callable[[], Tensor]:
+    """The step of `decode` in the measuring loop: static cache, no library code between the kernels."""
+    decoder = Decoder(variant, capacity=context + 1, batch=batch, compiled=compiled)
+    decoder.fill(context, seed)
+    token = torch.zeros(batch, dtype=torch.long)
+
+    def step() -> Tensor:
+        decoder.length = context
+        return decoder.step(token)
+
+    return step
+
+
+def kernels(variant: Variant, *, context: int, batch: int = 1, seed: int = 0) -> Callable[[], None]:
+    """A call of all products of one step (linear layers, head, attention behind `context` tokens) and nothing else."""
+    decoder = Decoder(variant, capacity=context + 1, batch=batch)
+    decoder.fill(context, seed)
+    decoder.length = context + 1
+    calls = [call for _, call in decoder.kernels()]
+
+    @torch.inference_mode()
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
 
 
 def head(variant: Variant) -> Callable[[], Tensor]:

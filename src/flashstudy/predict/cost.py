@@ -21,7 +21,7 @@ KERNELS_PER_LAYER = {"eager": 43, "compiled": 14, "graph": 43, "cpp": 16}
 KERNELS_PER_PRODUCT = {
     "dequantize_then_matmul": 2, "native_lowbit": 2, "decomposed_int8": 25, "fallback_dtype": 1,
 }  # fmt: skip
-KERNELS_TO_UNPACK = {"bitmap": 6, "csr": 3, "bsr": 3, "n_m": 3}
+KERNELS_TO_UNPACK = {"bitmap": 6, "csr": 3, "bsr": 3}
 KERNELS_PER_KV_CONVERSION = 8  # K and V: scale, round, cast on the way in; cast, multiply on the way out
 
 PHASES = ("prefill", "decode")
@@ -72,7 +72,8 @@ def linear(out_features: int, in_features: int, rows: float, recipe: Recipe, com
     path = recipe.kernel_path
     if path == "stored_dense":  # compressed in value only
         values, indices, scales = n_weights * width_bytes(compute_format), 0.0, 0.0
-    skips_zeros = _is_sparse_product(recipe) or recipe.sparse_format == "n_m" and path in ("fused", "native_lowbit")
+    as_stored = recipe.sparse_format in ("n_m", "structured") and path in ("fused", "native_lowbit")
+    skips_zeros = as_stored or _is_sparse_product(recipe)
     conversions = _conversions(recipe, n_weights, rows, compute_format)
     return Work(
         flop=2 * rows * n_weights * (recipe.stored_density if skips_zeros else 1.0),
@@ -100,8 +101,8 @@ def _is_sparse_product(recipe: Recipe) -> bool:
 
 
 def _is_unpacked(recipe: Recipe) -> bool:
-    """Whether stored values have to be placed among zeros before they are multiplied; N:M is multiplied as it lies."""
-    multiplied_as_stored = recipe.sparse_format in ("dense", "n_m") or _is_sparse_product(recipe)
+    """Whether stored values have to be placed among zeros before they are multiplied."""
+    multiplied_as_stored = recipe.sparse_format not in ("bitmap", "csr", "bsr") or _is_sparse_product(recipe)
     return not multiplied_as_stored and recipe.kernel_path != "stored_dense"
 
 
@@ -115,7 +116,8 @@ def _conversions(recipe: Recipe, n_weights: int, rows: float, compute_format: st
     naive = path in NAIVE_PATHS
     passes = 1.0 if naive else max(1.0, rows / ROW_TILE)
     found = {}
-    if path == "fallback_dtype" or recipe.is_quantized and path in ("dequantize_then_matmul", "fused"):
+    converts = recipe.is_quantized or recipe.sparse_format == "masked"
+    if path == "fallback_dtype" or converts and path in ("dequantize_then_matmul", "fused"):
         stored = n_weights * (recipe.stored_density if _is_sparse_product(recipe) else 1.0)
         wide_bytes = 2 * n_weights * width_bytes(_arithmetic_format(recipe, compute_format))
         found |= {"dequantized_values": stored * passes, "dequantized_bytes": wide_bytes if naive else 0.0}
@@ -169,6 +171,8 @@ def step(
     yield attention(model, recipe, phase, batch, context, compute_format), 1
     if model.has_head:
         head = Recipe("head", weight_format=compute_format)
+        if recipe.head_format:
+            head = Recipe("head", weight_format=recipe.head_format, kernel_path="fused")
         yield linear(model.vocab, model.hidden, batch, head, compute_format), 1
     yield _elementwise(model, rows, recipe.engine, compute_format), model.n_layers
 
@@ -210,7 +214,11 @@ def stored_bytes(model: ModelShape, recipe: Recipe, *, batch: int, context: int,
     tables = model.n_parameters - matrices
     kv_width = KV_BITS[recipe.kv_format] / 8 or width_bytes(compute_format)
     per_weight = width_bytes(compute_format) if recipe.kernel_path == "stored_dense" else recipe.bytes_per_weight
-    return matrices * per_weight + tables * width_bytes(compute_format) + batch * model.kv_bytes(context, kv_width)
+    tables_bytes = tables * width_bytes(compute_format)
+    if recipe.head_format:  # a copy beside a tied table, or instead of an untied head
+        kept = width_bytes(recipe.head_format) - (0 if model.tied_embeddings else width_bytes(compute_format))
+        tables_bytes += model.head_parameters * kept
+    return matrices * per_weight + tables_bytes + batch * model.kv_bytes(context, kv_width)
 
 
 def crossover_tokens(weight_bytes: float, kv_bytes_per_token: float, batch: int) -> float:

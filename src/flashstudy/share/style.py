@@ -40,7 +40,8 @@ _READ = (
     "claim_id", "recipe", "element", "phase", "context", "rows", "weight_format", "kernel", "kernel_path", "role",
     "residency", "sparse_format", "sparsity", "pattern", "block", "bits", "granularity", "layer", "kind", "time_ratio",
     "low", "high", "contended", "mbu", "ceiling_bytes_per_s", "bits_per_weight", "delta_nll_nats", "kl_nats",
-    "predicted_ratio", "predicted_ratio_low", "predicted_ratio_high",
+    "predicted_ratio", "predicted_ratio_low", "predicted_ratio_high", "model", "part", "part_share", "note", "flop",
+    "flop_per_s", "read_bytes",
 )  # fmt: skip
 ON_LINE = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.2}  # behind words that stand on a line
 WIDTH_IN, HEIGHT_IN = 6.0, 4.0
@@ -142,9 +143,12 @@ def label_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def key_below(ax: Axes, handles: list, center: float = 0.5, **spacing) -> None:
-    """One line below the axes that names kinds of marks; names of single lines stand on the lines instead."""
-    place = dict(loc="upper center", bbox_to_anchor=(center, -0.13), ncol=len(handles))
+def key_below(ax: Axes, handles: list, center: float = 0.5, columns: int = 0, **spacing) -> None:
+    """A line below the axes that names kinds of marks; names of single lines stand on the lines instead.
+
+    columns: names a line, 0 for all.
+    """
+    place = dict(loc="upper center", bbox_to_anchor=(center, -0.13), ncol=columns or len(handles))
     spacing = {"handletextpad": 0.5, "columnspacing": 1.6} | spacing
     ax.legend(handles=handles, labelcolor=MUTED, **place, **spacing)
 

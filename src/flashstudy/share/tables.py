@@ -23,7 +23,7 @@ BUSY = "machine busy, not counted"
 VALUES = (  # most wanted first; the first that a row has is the one that `low` and `high` belong to
     "time_ratio", "crossover_tokens", "delta_nll_nats", "mbu", "kl_nats", "top1_agreement", "sqnr_db", "compression",
     "size_ratio", "predicted_ratio", "bits_per_weight", "stored_bytes", "read_bytes_per_s", "relative_error",
-    "occupancy", "density", "time_s", "predicted_s", "flop_per_s", "perplexity", "nll_nats", "read_bytes",
+    "part_share", "occupancy", "density", "time_s", "predicted_s", "flop_per_s", "perplexity", "nll_nats", "read_bytes",
 )  # fmt: skip
 _INTERVALS = {
     "predicted_ratio": ("predicted_ratio_low", "predicted_ratio_high"),
@@ -38,6 +38,7 @@ _SCALES = {  # unit of the frame: (unit of the table, factor, from this size on)
     "FLOP/s": (("MFLOP/s", 1e-6, 0), ("GFLOP/s", 1e-9, 1e9), ("TFLOP/s", 1e-12, 1e12)),
     "FLOP": (("MFLOP", 1e-6, 0), ("GFLOP", 1e-9, 1e9), ("TFLOP", 1e-12, 1e12)),
     "of the ceiling": (("% of the ceiling", 100, 0),),
+    "of the whole call": (("% of the call", 100, 0),),
 }
 
 

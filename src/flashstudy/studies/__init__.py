@@ -9,5 +9,6 @@ READING_ORDER: tuple[str, ...] = (
     "quantization_error",
     "pruning_fragmentation",
     "memory_bandwidth",
+    "cold_start",
     "length_crossover",
 )

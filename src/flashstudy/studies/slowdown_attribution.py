@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from flashstudy.compress import checkpoints, rewrite, variants
+from flashstudy.compress import checkpoints, decoder, rewrite, variants
 from flashstudy.facts import claims, recipes
 from flashstudy.facts.recipes import Recipe
 from flashstudy.facts.units import busy_note, format_interval
@@ -40,6 +40,9 @@ class Params(BaseModel):
     output_tokens: int = Field(64, ge=2, le=32_768, description="answer length of the task")
     sparsity: float = Field(0.5, gt=0, lt=1, description="share of weights pruned in both Flash variants")
     prefill_layers: int = Field(4, ge=0, le=1000, description="decoder layers run by a prefill call, 0 for all")
+    loop: Literal["measuring", "transformers"] = Field(
+        "measuring", description="decode steps without library code between the kernels, or by transformers' forward"
+    )
     element_phases: list[Phase] = Field(["decode"], description="phases with each element alone too, may be empty")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of every random choice")
@@ -58,7 +61,7 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
     report(2, 4, "prefill")
     prefill, length = _prefill(params, loaded, built)
     report(3, 4, "decode")
-    decode = _measure(_decodes(params, _chosen(params, built, "decode")), params).against("standard")
+    decode, outside = _decode(params, _chosen(params, built, "decode"))
     both = prefill.keys() & decode.keys()
     task = {name: _task(prefill[name], decode[name], length, params) for name in built if name in both}
     rows = [
@@ -67,13 +70,18 @@ def run(params: Params, progress: Callable | None = None, evidence=None) -> pd.D
         for name, comparison in found.items()
     ]
     report(4, 4, "done")
-    return pd.DataFrame(rows + list(_claim_rows(rows, params)))
+    return pd.DataFrame(rows + outside + list(_claim_rows(rows, params)))
 
 
 def table(result: pd.DataFrame) -> pd.DataFrame:
     """The measured rows, the article's Flash and the best one first, then each element alone."""
-    rows = result[result.claim_id.isna() & (result.recipe != "standard")]
+    rows = result[result.claim_id.isna() & (result.recipe != "standard") & result.time_ratio.notna()]
     return rows.sort_values("element", key=lambda names: names != "all", kind="stable")
+
+
+def overhead(result: pd.DataFrame) -> pd.DataFrame:
+    """The share of a decode step that its kernels do not explain, where it was measured."""
+    return result[result.part.notna()] if "part" in result else result.iloc[:0]
 
 
 def headline(result: pd.DataFrame) -> str:
@@ -148,9 +156,40 @@ def _scaled_ratio(comparison: timing.Comparison, factor: float) -> timing.Compar
     return dataclasses.replace(comparison, ratio=ratio, low=low, high=high)
 
 
+def _decode(params: Params, built: dict) -> tuple[dict[str, timing.Comparison], list[dict]]:
+    """Decode ratios by recipe, and how much of a step of the standard and the best Flash its kernels do not explain."""
+    calls, products = _decodes(params, built), {}
+    if _looped(params, built["standard"]):
+        options = dict(context=_context(params), seed=params.seed)
+        products = {name: steps.kernels(built[name], **options) for name in ("standard", "BEST_FLASH")}
+    rounds = _measure(calls | {f"kernels of {name}": call for name, call in products.items()}, params)
+    found = rounds.against("standard")
+    outside = [_outside(name, rounds.against(name)[f"kernels of {name}"]) for name in products]
+    return {name: found[name] for name in calls}, outside
+
+
 def _decodes(params: Params, built: dict) -> dict[str, Callable]:
-    context = params.input_tokens + params.output_tokens // 2
-    return {name: steps.decode(variant, context=context, seed=params.seed) for name, variant in built.items()}
+    """One decode step of each variant, all in the measuring loop or, for models it does not run, in the library."""
+    step = steps.loop if _looped(params, built["standard"]) else steps.decode
+    return {name: step(variant, context=_context(params), seed=params.seed) for name, variant in built.items()}
+
+
+def _looped(params: Params, variant: variants.Variant) -> bool:
+    return params.loop == "measuring" and params.device == "cpu" and decoder.runs(variant.model)
+
+
+def _context(params: Params) -> int:
+    """Tokens in the cache at the middle of the answer."""
+    return params.input_tokens + params.output_tokens // 2
+
+
+def _outside(name: str, kernels: timing.Comparison) -> dict:
+    """The share of a step outside its kernels as a row; measured as the share inside them."""
+    return dict(
+        recipe=name, element="all", phase="decode", part="outside kernels", part_share=1 - kernels.ratio,
+        low=1 - kernels.high, high=1 - kernels.low, contended=kernels.contended, reason=kernels.reason,
+        n_pairs=kernels.n_pairs, n_threads=kernels.n_threads,
+    )  # fmt: skip
 
 
 def _measure(calls: dict[str, Callable], params: Params) -> timing.Rounds:
@@ -213,7 +252,7 @@ def _predict(phase: str, recipe: Recipe, base: Recipe, params: Params, loaded, c
 
 def _predicted_time(phase: str, recipe: Recipe, params: Params, loaded, card) -> roofline.Prediction:
     hardware = machine.as_hardware(card)
-    context = {"prefill": params.input_tokens, "decode": params.input_tokens + params.output_tokens // 2}
+    context = {"prefill": params.input_tokens, "decode": _context(params)}
     step = {
         name: roofline.step_time(loaded.shape, hardware, recipe, phase=name, batch=1, context=n_tokens)
         for name, n_tokens in context.items()
