@@ -1,6 +1,6 @@
 import dataclasses
 import io
-import math
+import pickle
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +12,7 @@ import torch
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from flashstudy.compress import gguf_cut, loading, variants
+from flashstudy.compress import gguf_cut, loading
 from flashstudy.facts import claims
 from flashstudy.measure import memory, memory_limit, page_cache, starts, steps
 from flashstudy.share import markup, plots, style, verdicts
@@ -20,10 +20,10 @@ from flashstudy.studies import cold_start as study
 from tests import smoke
 
 NAME = "cold_start"
-# smollm2-135m: q and o 576 × 576, k and v 192 × 576, gate, up and down 1536 × 576
-LAYER_WEIGHTS = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576
-LAYER_ROWS = 2 * 576 + 2 * 192 + 2 * 1536 + 576
-EMBEDDING = 49152 * 576
+# The tiny model's first layer, q and o 64 × 64, k and v 32 × 64, gate, up and down 128 × 64; embedding and three norms
+LINEAR_WEIGHTS = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64
+ROWS = 2 * 64 + 2 * 32 + 2 * 128 + 64
+FLOAT_BYTES = 4 * (LINEAR_WEIGHTS + 128 * 64 + 3 * 64)
 
 
 def timed(phase="ready"):
@@ -31,17 +31,12 @@ def timed(phase="ready"):
     return result[(result.phase == phase) & result.time_ratio.notna()].set_index(["way", "page_cache"])
 
 
-def peaks():
-    result = smoke.run(NAME).result
-    return result[result.phase == "peak"].set_index("way")
-
-
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
 def test_smoke_run_times_every_way_and_says_what_was_skipped():
-    result = smoke.check_rows(NAME, ["way", "page_cache", "phase", "time_ratio", "memory_ratio", "skipped"])
-    ways = {study.NAMES[way] for way in ("safetensors", "gguf", "prequantized", "dequantize")}
+    result = smoke.check_rows(NAME, ["way", "page_cache", "phase", "time_ratio", "stored_bytes", "skipped"])
+    ways = {study.NAMES[way] for way in ("safetensors", "gguf", "dequantize")}
     assert set(timed().index.get_level_values("way")) == ways
     cold_is_skipped = result.skipped.str.contains("pages of", na=False).any()
     assert {*timed().index.get_level_values("page_cache")} == ({"warm"} if cold_is_skipped else {"warm", "cold"})
@@ -55,26 +50,13 @@ def test_a_total_is_at_least_its_parts_and_the_standard_is_one():
     assert (ready.time_ratio.loc["safetensors"] == 1.0).all()
 
 
-def test_memory_held_is_the_hand_count_and_the_measured_peak_is_not_far_above():
-    floats = 4 * (EMBEDDING + 2 * LAYER_WEIGHTS + 5 * 576)
-    if peaks().predicted_bytes["safetensors"] != floats:  # the standard is bfloat16 here
-        floats //= 2
-    codes = 2 * (LAYER_WEIGHTS + 2 * LAYER_ROWS)
-    assert peaks().predicted_bytes.to_dict() == {"safetensors": floats, "INT8, dequantized": floats + codes}
-    assert (peaks().over_baseline_bytes > 0.98 * peaks().predicted_bytes).all()
-    assert (peaks().over_baseline_bytes < 1.1 * peaks().predicted_bytes + 60e6).all()
-    assert (peaks().private_bytes - peaks().baseline_bytes == peaks().over_baseline_bytes).all()
-
-
-def test_claims_get_numbers_and_swapping_a_number_or_a_reason():
-    judged = smoke.check_verdicts(NAME, {"cold_start", "peak_memory"})
+def test_claims_get_numbers_and_swapping_a_reason():
+    judged = smoke.check_verdicts(NAME, {"cold_start"})
     result = smoke.run(NAME).result
-    swapping = result[result.claim_id == "swapping"].iloc[0]
-    if math.isnan(swapping.estimate):
-        assert judged.mechanism_here["swapping"] == "not testable here"
-        assert judged.reason["swapping"] == swapping.skipped != ""
-    assert judged.as_stated["swapping"] == "not testable here"
-    assert 1.0 < judged.estimate["peak_memory"] < 2.0
+    configs = result.config[result.claim_id == "cold_start"]
+    assert {config.split(" on load")[0] for config in configs} == {"GGUF, converted", "INT8, dequantized"}
+    assert judged.mechanism_here["swapping"] == judged.as_stated["swapping"] == "not testable here"
+    assert judged.reason["swapping"] == "the standard's own peak was not asked for, so there is no limit to set"
 
 
 # --- the ways to load ------------------------------------------------------------------------------------------------
@@ -103,7 +85,7 @@ def same_tensors(one, other):
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def test_float_ways_give_the_same_model_and_quantized_ways_the_same_codes(tiny_files, tiny_loaded):
+def test_float_ways_give_the_same_model_and_quantized_ways_the_same_codes(tiny_files):
     by_way = {way: loaded(way, tiny_files) for way in loading.WAYS if way != "gguf"}
     assert same_tensors(by_way["mapped"], by_way["safetensors"])
     assert same_tensors(by_way["quantize"], by_way["prequantized"])
@@ -112,8 +94,7 @@ def test_float_ways_give_the_same_model_and_quantized_ways_the_same_codes(tiny_f
     assert len(by_way["quantize"].model.model.layers) == 1
     assert by_way["quantize"].stored_bytes == by_way["prequantized"].stored_bytes
     assert by_way["quantize"].coverage == pytest.approx(by_way["prequantized"].coverage)
-    own = by_way["safetensors"].stored_bytes
-    assert own == variants.stored_bytes(tiny_loaded.model) - 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64 + 2 * 64)
+    assert by_way["safetensors"].stored_bytes == FLOAT_BYTES
 
 
 def test_only_the_mapped_way_leaves_weights_in_the_file(tiny_files):
@@ -173,25 +154,31 @@ def test_a_cut_gguf_keeps_its_blocks_and_counts_its_layers(tmp_path):
 # --- peaks -----------------------------------------------------------------------------------------------------------
 
 
-def peak(private, libraries=100, weights=0):
+def peak(private, libraries=100, weights=0, file=0):
     phases = tuple(
         memory.PhasePeak(name, 0.1, 10 * size, size, 5, 0)
         for name, size in zip(("import", "load", "convert", "decode"), (9000, *private), strict=True)
     )
-    value = {"libraries": libraries, "mapped_libraries": 2, "weights": weights}
+    value = {"libraries": libraries, "mapped_libraries": 2, "weights": weights, "file": file}
     return memory.Peak(phases, 0, 0, 0, 0, 0, value)
 
 
 def test_a_peak_counts_from_the_libraries_on_and_leaves_their_import_out():
     assert starts.over_libraries(peak((300, 700, 500))) == 600
-    estimate, low, high = starts.ratio([peak((300, 700, 500))], [peak((600, 300, 300))])
+    estimate, low, high = starts.ratio("dequantize", [peak((300, 700, 500))], [peak((600, 300, 300))])
     assert estimate == pytest.approx(600 / 500)
-    assert (low, high) == pytest.approx((1.2 * (1 - starts.PEAK_SCATTER), 1.2 * (1 + starts.PEAK_SCATTER)))
+    assert (low, high) == pytest.approx((1.2 * 0.99, 1.2 * 1.01))  # half a percent of each
+    assert starts.ratio("prequantized", [peak((300, 700, 500))], [peak((600, 300, 300))])[1] < low
+
+
+def test_while_a_file_is_read_its_split_is_not_believed_within_the_file():
+    assert starts.over_libraries(peak((730, 500, 600), file=150)) == 500  # 730 may be 600 and what was not yet sampled
+    assert starts.over_libraries(peak((760, 500, 600), file=150)) == 660  # more than the file can explain
 
 
 def test_the_interval_of_repeated_peaks_spans_them():
     mine = [peak((300, top, 500)) for top in (680, 700, 740)]
-    estimate, low, high = starts.ratio(mine, [peak((600, 300, 300)), peak((620, 300, 300))])
+    estimate, low, high = starts.ratio("dequantize", mine, [peak((600, 300, 300)), peak((620, 300, 300))])
     assert estimate == pytest.approx(600 / 510)
     assert low <= 580 / 520 and high >= 640 / 500
 
@@ -209,11 +196,17 @@ def test_peak_rows_are_those_of_their_phases_and_carry_the_claim():
     assert (claim.estimate, claim.low) == (naive.memory_ratio["peak"], naive.low["peak"])
 
 
+def test_a_start_can_be_told_to_another_process(tiny_files):
+    start = starts.Start("dequantize", tiny_files, "float32", [[1, 2, 3]], 1)
+    assert pickle.loads(pickle.dumps((starts.hold, start))) == (starts.hold, start)
+
+
 def test_a_start_marks_its_phases_in_order(tiny_files):
     marks = []
     held = starts.hold(marks.append, starts.Start("dequantize", tiny_files, "float32", [[1, 2, 3]], 1))
     assert marks == ["import", "load", "convert", "prefill", "decode"]
-    assert held["weights"] == loaded("dequantize", tiny_files).stored_bytes > loaded("mapped", tiny_files).stored_bytes
+    assert held["weights"] == FLOAT_BYTES + LINEAR_WEIGHTS + 2 * ROWS  # and two bytes a scale
+    assert held["file"] == tiny_files.stored_bytes("prequantized") < FLOAT_BYTES
     assert starts.hold(marks.append, starts.Start("mapped", tiny_files, "float32", [[1, 2, 3]], 1))["weights"] == 0
 
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from flashstudy.compress.decoder import Decoder
 from flashstudy.compress.variants import build
-from flashstudy.facts.recipes import ARTICLE_FLASH, standard
+from flashstudy.facts.recipes import ARTICLE_FLASH, Recipe, standard
 from flashstudy.measure import steps
 
 PROMPT = torch.tensor([[1, 5, 9, 33, 70, 8, 4, 100], [7, 7, 3, 90, 11, 64, 2, 1]])
@@ -96,6 +96,13 @@ def test_a_step_behind_random_tokens_repeats_and_kernels_cover_every_product(tin
     assert calls["model.layers.0.mlp.up_proj"]().shape == (2, 128)
     assert calls["attention 0"]().shape == (2, 2, 2, 16)
     steps.kernels(variant, context=5, batch=2)()
+
+
+def test_a_library_layer_inside_one_of_ours_is_not_counted_again(tiny_loaded):
+    recipe = Recipe("int8", "int8", kernel_path="dequantize_then_matmul", kernel="torchao")
+    decoder = Decoder(build(tiny_loaded, recipe), capacity=4)
+    decoder.fill(4)
+    assert len(list(decoder.kernels())) == 17
 
 
 def test_more_tokens_than_fit_are_refused(tiny_loaded):

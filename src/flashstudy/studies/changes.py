@@ -104,7 +104,7 @@ def promising(changes: list[Change]) -> list[Change]:
 
 
 def helpful(changes: tuple[Change, ...]) -> Change | None:
-    """The measured change with the shortest step, for sure or not (`is_sure`); None where none is below the time now."""
+    """The measured change with the shortest step, `is_sure` or not; None where none is below the time now."""
     able = [change for change in changes if change.measured is not None and change.measured.estimate < 1]
     return min(able, key=lambda change: change.measured.estimate, default=None)
 

@@ -47,8 +47,11 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     model: str = Field("smollm2-135m", min_length=1, description="default model, folder, GGUF file or hub id")
-    n_layers: int = Field(6, ge=0, le=1000, description="decoder layers that are loaded, 0 for all")
-    ways: list[Way] = Field([*NAMES], min_length=1, description="ways to load, safetensors always among them")
+    n_layers: int = Field(4, ge=0, le=1000, description="decoder layers that are loaded, 0 for all")
+    ways: list[Way] = Field(
+        ["safetensors", "gguf", "quantize", "prequantized", "dequantize"], min_length=1,
+        description="ways to load, safetensors always among them",
+    )  # fmt: skip
     input_tokens: int = Field(32, ge=1, le=32_768, description="prompt of the first call in tokens")
     n_rounds: int = Field(4, ge=2, le=100, description="loads of each way, page cache warm and cold each")
     peak_ways: list[Way] = Field(["prequantized", "dequantize"], description="ways whose peak memory is taken too")
@@ -97,7 +100,7 @@ def table(result: pd.DataFrame) -> pd.DataFrame:
     """One row per way and state of the page cache: loading, the time to the first token, and the way's peak memory."""
     ready = result[result.phase == "ready"]
     first = result[result.phase == "first token"].set_index(["way", "page_cache"]).time_s
-    peaks = result[result.phase == "peak"].set_index("way").over_baseline_bytes
+    peaks = result[result.phase == "peak"].set_index("way").get("over_baseline_bytes", pd.Series(dtype=float))
     places = pd.MultiIndex.from_frame(ready[["way", "page_cache"]])
     return ready.assign(first_token_s=first.reindex(places).array, over_baseline_bytes=ready.way.map(peaks).array)
 
@@ -221,11 +224,11 @@ def _start(params: Params, bench: Bench, way: str) -> starts.Start:
 def _peak_rows(peaks: dict[str, list[memory.Peak]]) -> Iterator[dict]:
     """Each way's phases and their highest point, from its first process; its ratio to the standard; the claim's row."""
     for way, found in peaks.items():
-        estimate, low, high = (1.0, 1.0, 1.0) if way == STANDARD else starts.ratio(found, peaks[STANDARD])
+        estimate, low, high = (1.0, 1.0, 1.0) if way == STANDARD else starts.ratio(way, found, peaks[STANDARD])
         held, phases = found[0].value, starts.counted(found[0])
         for phase in phases:
-            yield _peak_row(way, phase.phase, held, [phase])
-        yield _peak_row(way, "peak", held, phases) | dict(
+            yield _peak_row(way, phase.phase, held, [phase], phase.private_bytes - held["libraries"])
+        yield _peak_row(way, "peak", held, phases, starts.over_libraries(found[0])) | dict(
             predicted_bytes=held["weights"], memory_ratio=estimate, low=low, high=high, contended=False
         )
         if way == "dequantize":
@@ -235,13 +238,12 @@ def _peak_rows(peaks: dict[str, list[memory.Peak]]) -> Iterator[dict]:
             )  # fmt: skip
 
 
-def _peak_row(way: str, name: str, held: dict[str, int], phases: list[memory.PhasePeak]) -> dict:
-    private = max(phase.private_bytes for phase in phases)
-    mapped = max(phase.file_mapped_bytes for phase in phases)
+def _peak_row(way: str, name: str, held: dict[str, int], phases: list[memory.PhasePeak], over_bytes: int) -> dict:
+    """The highest points of these phases; `over_bytes` of private memory beyond the libraries'."""
     return dict(
-        way=NAMES[way], phase=name, peak_bytes=max(phase.total_bytes for phase in phases), private_bytes=private,
-        file_mapped_bytes=max(0, mapped - held["mapped_libraries"]), baseline_bytes=held["libraries"],
-        over_baseline_bytes=private - held["libraries"],
+        way=NAMES[way], phase=name, peak_bytes=max(phase.total_bytes for phase in phases),
+        private_bytes=held["libraries"] + over_bytes, baseline_bytes=held["libraries"], over_baseline_bytes=over_bytes,
+        file_mapped_bytes=max(0, *(phase.file_mapped_bytes - held["mapped_libraries"] for phase in phases)),
     )  # fmt: skip
 
 
