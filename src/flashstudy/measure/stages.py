@@ -119,8 +119,8 @@ def measure(
     """Rounds of all alternatives; a total is the sum of those of its parts that an alternative has.
 
     Before the clock starts the alternatives in `warm_up` (all by default) run once, which imports what the libraries
-    import late. Half as many again as `n_rounds` are taken where totals were disturbed, and a comparison is contended
-    with less than half of `n_rounds` clean pairs.
+    import late. Up to half as many again as `n_rounds` are taken until three quarters of them are clean for every
+    total; a comparison is contended with less than half of `n_rounds` clean pairs.
     Raises ValueError for fewer than two alternatives or rounds, a total named like a stage, a total without parts.
     """
     _check(alternatives, totals, n_rounds)
@@ -133,7 +133,9 @@ def measure(
         plan.round(warm_up)
         stopwatch.watch.refresh()
         try:
-            while len(trial.rounds) < n_rounds or (len(trial.rounds) < 1.5 * n_rounds and _n_clean(trial) < n_rounds):
+            while len(trial.rounds) < n_rounds or (
+                len(trial.rounds) < 1.5 * n_rounds and _n_clean(trial) < 0.75 * n_rounds
+            ):
                 trial.rounds.append(plan.round())
         finally:
             stopwatch.watch.close()

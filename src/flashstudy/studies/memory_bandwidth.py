@@ -49,7 +49,7 @@ class Params(BaseModel):
     compiled: bool = Field(False, description="also kernels that torch.compile makes, 10 s and more each")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the random weights")
-    budget_s: float = Field(0.2, gt=0, le=600, description="seconds for each timed alternative")
+    budget_s: float = Field(0.15, gt=0, le=600, description="seconds for each timed alternative")
 
     @field_validator("shapes")
     @classmethod
