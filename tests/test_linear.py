@@ -273,7 +273,7 @@ def test_unknown_names_are_refused_with_what_there_is():
     weight = torch.randn(16, 64)
     with pytest.raises(ValueError, match="int8 weights stored dense have no kernel 'magic'; there are dequantize"):
         make_linear(weight, weight_format="int8", kernel="magic")
-    with pytest.raises(ValueError, match="'fp7' has no kernel; there are bf16, fp16, fp32, int4, int8"):
+    with pytest.raises(ValueError, match="'fp7' has no kernel; there are bf16, fp16, fp32, fp8, int4, int8, nf4"):
         make_linear(weight, weight_format="fp7", kernel="dense")
     with pytest.raises(ValueError, match="kernel_path 'unknown' names no kernel"):
         make_linear(weight, weight_format="int8", kernel_path="unknown")

@@ -153,6 +153,8 @@ def compiler_missing() -> str:
     """Why torch.compile cannot make CPU code here; "" where a C++ compiler is found."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
+    if " " in torch.__file__:  # torch 2.13 hands its library folder to the linker unquoted
+        return "torch.compile cannot link against a torch whose path has a space"
     try:
         get_cpp_compiler()
     except Exception as error:  # its own error class is private

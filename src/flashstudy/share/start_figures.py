@@ -40,7 +40,7 @@ def start_time(result: pd.DataFrame, ax: Axes) -> Axes:
         _draw_time_bar(ax, height, parts, total, longest)
     ax.set_yticks([height for height, _ in heights], [parts["way"] for _, parts in heights])
     ax.tick_params(axis="y", length=0)
-    ax.set(xlim=(0, 1.32 * longest), ylim=(heights[-1][0] + 0.7, -0.7))
+    ax.set(xlim=(0, 1.5 * longest), ylim=(heights[-1][0] + 0.7, -0.7))
     ax.set_xlabel("Time to the first token (s)")
     ax.grid(axis="y", visible=False)
     style.key_below(ax, [Patch(color=color, label=phase) for phase, color in PHASES.items()], center=0.3)
@@ -78,32 +78,28 @@ def _longest_shown(totals: list[float]) -> float:
 
 
 def _draw_time_bar(ax: Axes, height: float, parts: dict, total: float, longest: float) -> None:
-    cut = total > 1.1 * longest
+    cut, contended = total > 1.1 * longest, style.is_contended(parts["row"])
     shown, left = (1.1 * longest if cut else total), 0.0
-    contended = style.is_contended(parts["row"])
     for phase, color in PHASES.items():
         right = min(left + parts[phase], shown)
         if right > left:
             face = style.PAPER if contended else color
             ax.barh(height, right - left, 0.66, left=left, facecolor=face, edgecolor=color, lw=1.2)
             left = right
+    low, high = _interval_s(parts["row"])
     if cut:
         ax.plot([0.96 * shown] * 2, [height - 0.45, height + 0.45], color=style.PAPER, lw=4)
-    else:
-        _draw_interval(ax, height, parts["row"])
+    elif high > low and not contended:
+        ax.plot([low, min(high, 1.1 * longest)], [height] * 2, color=style.INK, lw=1.3, solid_capstyle="butt")
+        shown = max(shown, min(high, 1.1 * longest))
     note = ", busy: not counted" if contended else ", bar cut" if cut else ""
-    _write(ax, max(shown, _high(parts["row"]) if not cut else 0), height, format_seconds(total) + note)
+    _write(ax, shown, height, format_seconds(parts["row"]["time_s"]) + note)
 
 
-def _high(row: pd.Series) -> float:
-    high = row.get("high", np.nan) * row.get("standard_s", np.nan)
-    return high if np.isfinite(high) else 0.0
-
-
-def _draw_interval(ax: Axes, height: float, row: pd.Series) -> None:
+def _interval_s(row: pd.Series) -> tuple[float, float]:
+    """The ratio's interval in seconds of the standard's median; (0, 0) where there is none."""
     ends = [row.get(end, np.nan) * row.get("standard_s", np.nan) for end in ("low", "high")]
-    if np.isfinite(ends).all() and ends[1] > ends[0]:
-        ax.plot(ends, [height] * 2, color=style.INK, lw=1.3, solid_capstyle="butt")
+    return (ends[0], ends[1]) if np.isfinite(ends).all() else (0.0, 0.0)
 
 
 def _write(ax: Axes, x: float, height: float, words: str) -> None:
