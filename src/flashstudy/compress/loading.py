@@ -8,7 +8,6 @@ the last of them returns a Variant. A GGUF file's reading and converting are one
 import contextlib
 import dataclasses
 import functools
-import io
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,8 +121,21 @@ def from_safetensors(folder: Path, dtype: str) -> nn.Module:
 
 
 def _from_gguf(path: Path, dtype: str) -> nn.Module:
-    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+    with _no_bar():
         return _from_pretrained(path.parent, dtype, gguf_file=path.name)
+
+
+@contextlib.contextmanager
+def _no_bar() -> Iterator[None]:
+    """transformers' converter without its progress bar: a widget in a notebook, slow, and without a switch."""
+    from transformers import modeling_gguf_pytorch_utils as converter
+
+    bar = converter.tqdm
+    converter.tqdm = lambda items, **options: items
+    try:
+        yield
+    finally:
+        converter.tqdm = bar
 
 
 def _from_pretrained(folder: Path, dtype: str, **options: Any) -> nn.Module:

@@ -119,7 +119,7 @@ def measure(
     """Rounds of all alternatives; a total is the sum of those of its parts that an alternative has.
 
     Before the clock starts the alternatives in `warm_up` (all by default) run once, which imports what the libraries
-    import late. Up to half as many again as `n_rounds` are taken until three quarters of them are clean for every
+    import late. Up to a quarter as many again as `n_rounds` are taken until three quarters of them are clean for every
     total; a comparison is contended with less than half of `n_rounds` clean pairs.
     Raises ValueError for fewer than two alternatives or rounds, a total named like a stage, a total without parts.
     """
@@ -134,7 +134,7 @@ def measure(
         stopwatch.watch.refresh()
         try:
             while len(trial.rounds) < n_rounds or (
-                len(trial.rounds) < 1.5 * n_rounds and _n_clean(trial) < 0.75 * n_rounds
+                len(trial.rounds) < 1.25 * n_rounds and _n_clean(trial) < 0.75 * n_rounds
             ):
                 trial.rounds.append(plan.round())
         finally:

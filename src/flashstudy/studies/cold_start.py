@@ -52,7 +52,7 @@ class Params(BaseModel):
         ["safetensors", "gguf", "quantize", "prequantized", "dequantize"], min_length=1,
         description="ways to load, safetensors always among them",
     )  # fmt: skip
-    input_tokens: int = Field(32, ge=1, le=32_768, description="prompt of the first call in tokens")
+    input_tokens: int = Field(16, ge=1, le=32_768, description="prompt of the first call in tokens")
     n_rounds: int = Field(4, ge=2, le=100, description="loads of each way, page cache warm and cold each")
     peak_ways: list[Way] = Field(["prequantized", "dequantize"], description="ways whose peak memory is taken too")
     n_peaks: int = Field(1, ge=1, le=20, description="new processes for each peak")
