@@ -33,11 +33,13 @@ def test_smoke_run_has_naive_library_and_best_candidates_of_int8():
 
 def test_parts_of_a_naive_path_are_measured_each_and_sum_to_the_whole():
     rows = smoke.run(NAME).result
-    staged = rows[(rows.note == "stage") & rows.kernel.eq("dequantize")].set_index("part").part_share
+    found = rows[(rows.note == "stage") & rows.kernel.eq("dequantize")].set_index("part")
+    staged = found.part_share
     assert set(staged.index) == {"dequantize", "multiply", "sum of parts"}
     # two sums of the same stages, one from the clock read inside; busy seconds may move them apart
     assert staged["dequantize"] + staged["multiply"] == pytest.approx(staged["sum of parts"], rel=0.1)
-    assert staged["sum of parts"] == pytest.approx(1, abs=0.35)
+    # within 10% of the whole, as far as this short run can tell
+    assert found.low["sum of parts"] <= 1.1 and found.high["sum of parts"] >= 0.9
     bounds = rows[(rows.note == "bound") & rows.kernel.eq("int8pack")].set_index("part").part_share
     assert set(bounds.index) == {"bytes", "instructions", "launch"} and (bounds > 0).all()
 
