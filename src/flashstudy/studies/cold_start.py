@@ -56,7 +56,7 @@ class Params(BaseModel):
     n_rounds: int = Field(4, ge=2, le=100, description="loads of each way, page cache warm and cold each")
     peak_ways: list[Way] = Field(["prequantized", "dequantize"], description="ways whose peak memory is taken too")
     n_peaks: int = Field(1, ge=1, le=20, description="new processes for each peak")
-    compiled: bool = Field(False, description="whether to time compiling too, about a minute")
+    compiled: bool = Field(False, description="whether to time compiling too, two minutes")
     n_threads: int = Field(0, ge=0, le=1024, description="threads, 0 lets the machine card decide")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the order and of the prompt")
 
@@ -272,7 +272,7 @@ def _compiling(params: Params, bench: Bench) -> Iterator[dict]:
     """torch.compile of a few layers: the first call and a later one, against a plain call of the same layers."""
     named = dict(way=f"torch.compile, {COMPILED_LAYERS} layers", input_tokens=params.input_tokens)
     if not params.compiled:
-        yield named | dict(phase="compile", skipped="compiled is off: it takes about a minute")
+        yield named | dict(phase="compile", skipped="compiled is off: it takes two minutes")
         return
     try:
         rounds = compiling.measure(
