@@ -14,7 +14,7 @@ from flashstudy.cli import diagnosis
 from flashstudy.compress import inspect_checkpoint, inspect_model, packed, variants
 from flashstudy.compress.checkpoints import InputError
 from flashstudy.facts.recipes import Recipe, standard
-from flashstudy.measure import anatomy, choices, machine, memory, statistics, timing
+from flashstudy.measure import anatomy, choices, machine, memory, timing
 from flashstudy.measure.machine import MachineCard
 from flashstudy.measure.statistics import Interval
 from flashstudy.studies import causes, changes, doctor
@@ -302,14 +302,6 @@ def test_the_parts_of_a_step_add_up_to_it(tiny_loaded):
     assert beyond.low < beyond.estimate < beyond.high
     step = taken.time_s(anatomy.STEP)
     assert step.low <= step.estimate <= step.high and step.estimate > 0
-
-
-def test_a_center_lies_within_what_was_seen_even_where_it_drifts():
-    drifting = np.linspace(1.0, 2.0, 30)
-    assert statistics.correlated_interval(drifting).high > 2
-    found = anatomy.center(drifting)
-    assert (found.low, found.high) == (1, 2)
-    assert anatomy.center(drifting[:5]) == statistics.correlated_interval(drifting[:5])
 
 
 def test_a_model_that_the_loop_does_not_run_still_gets_its_kernels(tiny_loaded):

@@ -7,7 +7,6 @@ with a checkpoint is ever run, and a model is loaded once per process.
 
 import contextlib
 import dataclasses
-import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 from flashstudy.compress.cache import InputError, cache_dir, locked, new_folder, remembered, sha256_of
 from flashstudy.compress.folders import check_folder, read_json
-from flashstudy.compress.quiet import quiet_loading
+from flashstudy.compress.quiet import quiet_gguf, quiet_loading
 from flashstudy.compress.texts import Text, load_text, windows
 from flashstudy.compress.wheels import WHEELS, model_path
 from flashstudy.facts import models
@@ -156,7 +155,7 @@ def _load(checkpoint: Checkpoint, dtype: str, device: str, progress: Callable[[s
     with _as_input_error(f"model {checkpoint.name} cannot be loaded"):
         shape = dataclasses.replace(models.from_config(config), name=checkpoint.name)
         model, tokenizer = _instantiate(folder, config, dtype)
-        model = _in_own_memory(model).to(device).eval().requires_grad_(False)
+        model = in_own_memory(model).to(device).eval().requires_grad_(False)
     model.config._name_or_path = checkpoint.name  # the folder's path would travel into results
     return LoadedModel(model, tokenizer, shape, checkpoint.name, checkpoint.source, digest, dtype, [*checkpoint.notes])
 
@@ -185,7 +184,8 @@ def _instantiate(folder: Path, config: dict, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _in_own_memory(model: Any) -> Any:
+def in_own_memory(model: Any) -> Any:
+    """The model itself, its parameters copied out of the mapped file, a tied one once."""
     # the loader maps the file; mapped pages are read at another rate than the memory a variant's weights lie in
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -214,7 +214,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with quiet_loading(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
+    with quiet_loading(), quiet_gguf():
         dequantized = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         # transformers calls it quantized and refuses to save it: the tensors go into a model with a clean config

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu, softmax
 
+from flashstudy.compress import inspect_model
 from flashstudy.compress.kv_cache import head_dim
-from flashstudy.compress.linear import CompressedLinear
 from flashstudy.compress.static_cache import StaticCache
 from flashstudy.compress.variants import Variant
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")  # alike but for biases
-WRITTEN_STD = 1.0  # of the random keys and values that stand for a prompt's
 
 
 class Decoder:
@@ -50,7 +49,7 @@ class Decoder:
         generator = torch.Generator().manual_seed(seed)
         shape = (2, self.batch, self.n_kv_heads, tokens, self.head_dim)
         for layer in range(len(self.cache.layers)):
-            keys, values = (torch.randn(shape, generator=generator) * WRITTEN_STD).to(self.variant.model.dtype)
+            keys, values = torch.randn(shape, generator=generator).to(self.variant.model.dtype)
             self.cache.put(layer, keys, values, 0)
         self.length = tokens
 
@@ -91,9 +90,9 @@ class Decoder:
         Python, norms, rotation, activation and cache writes.
         """
         model, like = self.variant.model, dict(dtype=self.variant.model.dtype)
+        multiplied = {id(module) for module in inspect_model.layers(model)}
         for name, module in model.named_modules():
-            inside = name.endswith("product.linear")  # the library's layer within one of ours
-            if isinstance(module, nn.Linear | CompressedLinear) and not inside:
+            if id(module) in multiplied:
                 x = torch.ones(self.batch, module.in_features, **like)
                 yield name, (lambda module=module, x=x: module(x))
         query = torch.ones(self.batch, self.n_kv_heads, self.group, self.head_dim, **like)

@@ -7,18 +7,18 @@ indices count as bytes, not as weights.
 
 import json
 import math
+import mmap
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashstudy.compress.cache import InputError, remembered
+from flashstudy.compress import gguf_header
+from flashstudy.compress.cache import InputError
 from flashstudy.compress.folders import check_complete, read_json, weight_files
 
-READER = "gguf tensors v1"  # under which a file's tensors are kept: raise it when their rows change
 PLAIN_GGUF = ("F16", "F32", "F64", "BF16")  # all other GGUF types are quantized or indices
 PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
 CONTAINERS = ("U8", "I16", "U16", "I32", "U32", "I64", "U64")  # hold several codes; I8, F8 and F4 are codes themselves
@@ -132,28 +132,33 @@ def _is_multiplied(tensor: _Tensor, table_is_head: bool) -> bool:
 
 
 def _gguf_tensors(path: Path) -> list[_Tensor]:
-    # the reader walks through every word of the tokenizer, which takes seconds
-    found = json.loads(remembered(READER, [path], lambda: json.dumps(list(_read_gguf(path)))))
-    return [_from_gguf(*row) for row in found]
-
-
-def _read_gguf(path: Path) -> Iterator[tuple[str, str, int, int, int]]:
-    """(name, type, values, bytes, dimensions) of every tensor."""
-    from gguf import GGUFReader
-
     try:
-        tensors = GGUFReader(path).tensors
-    except Exception as error:  # the reader lets numpy's and its own errors through where the file ends early
-        lines = str(error).splitlines()
-        raise InputError(f"file {path.name} is no whole GGUF file: {lines[0] if lines else error!r}") from None
-    for one in tensors:
-        yield one.name, one.tensor_type.name, int(one.n_elements), int(one.n_bytes), len(one.shape)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as blob:
+            header, n_bytes = gguf_header.read(blob, path.name), len(blob)
+        found = [(_from_gguf(one), header.data_start + one.offset) for one in header.tensors]
+    except ValueError as error:  # an empty file and a type that the package does not know are among them
+        raise InputError(f"file {path.name} is no whole GGUF file: {error}") from None
+    for tensor, start in found:
+        if start + tensor.n_bytes > n_bytes:
+            raise InputError(f"file {path.name} is no whole GGUF file: it ends inside {tensor.name}")
+    return [tensor for tensor, _ in found]
 
 
-def _from_gguf(name: str, kind: str, n_values: int, n_bytes: int, n_dims: int) -> _Tensor:
-    is_index = kind in ("I16", "I32", "I64")
-    quantized = kind not in PLAIN_GGUF and not is_index
-    return _Tensor(name, kind, quantized, 0 if is_index else n_values, n_bytes, n_dims)
+def _from_gguf(one: gguf_header.Tensor) -> _Tensor:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    kind = GGMLQuantizationType(one.type_number)
+    n_values, (block, block_bytes) = math.prod(one.shape), GGML_QUANT_SIZES[kind]
+    is_index = kind.name in ("I16", "I32", "I64")
+    quantized = kind.name not in PLAIN_GGUF and not is_index
+    return _Tensor(
+        name=one.name.decode(errors="replace"),
+        format=kind.name,
+        quantized=quantized,
+        n_weights=0 if is_index else n_values,
+        n_bytes=n_values // block * block_bytes,
+        n_dims=len(one.shape),
+    )
 
 
 def _header(path: Path) -> dict[str, dict]:

@@ -5,13 +5,11 @@ cached tokens at each update, which is what a cache without its own attention ke
 sees ordinary floats.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from flashstudy.compress.stores import pair_table
+from flashstudy.compress.stores import INT4_LEVELS, INT4_SHIFT, in_pairs, pairs_by_table
 
 BITS = {"int8": 8, "int4": 4}
 Q_MAX = {8: 127, 4: 7}
@@ -143,15 +141,14 @@ def quantize_tokens(states: Tensor, bits: int = 8) -> tuple[Tensor, Tensor]:
     groups = states.unflatten(-1, (-1, INT4_GROUP)) if bits == 4 else states[..., None, :]
     scale = groups.abs().amax(dim=-1).clamp_(min=torch.finfo(states.dtype).tiny) / q_max
     codes = (groups / scale[..., None]).round_().clamp_(-q_max, q_max).to(torch.int8).flatten(-2)
-    return (codes if bits == 8 else _in_pairs(codes)), scale
+    return (codes if bits == 8 else in_pairs((codes + INT4_SHIFT).to(torch.uint8))), scale
 
 
 def dequantize_tokens(codes: Tensor, scale: Tensor, bits: int = 8) -> Tensor:
     """The states [..., tokens, head_dim] in the dtype of `scale`."""
     if bits == 8:
         return codes.to(scale.dtype).mul_(scale)
-    pairs = _pair_table(scale.dtype).to(codes.device)
-    states = pairs.index_select(0, codes.flatten().int()).view(scale.dtype).view(*codes.shape[:-1], -1, INT4_GROUP)
+    states = pairs_by_table(codes.flatten(0, -2), INT4_LEVELS, scale.dtype).view(*codes.shape[:-1], -1, INT4_GROUP)
     return states.mul_(scale[..., None]).flatten(-2)
 
 
@@ -164,18 +161,6 @@ def _empty_codes(states: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     if bits == 8:
         return states.to(torch.int8), states[..., :1]
     return states[..., ::2].to(torch.uint8), states[..., ::INT4_GROUP]
-
-
-def _in_pairs(codes: Tensor) -> Tensor:
-    """Two codes a byte, the earlier in the low half, shifted by 8."""
-    halves = (codes + 8).to(torch.uint8).unflatten(-1, (-1, 2))
-    return halves[..., 0] | (halves[..., 1] << 4)
-
-
-@functools.cache
-def _pair_table(dtype: torch.dtype) -> Tensor:
-    """The two codes of each byte as one integer of their joint width [256]."""
-    return pair_table(torch.arange(-8.0, 8.0), dtype)
 
 
 def full_attention_layers(config) -> list:

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from flashstudy.compress import gguf_cut, prequantized, rewrite, variants
-from flashstudy.compress.checkpoints import LoadedModel
+from flashstudy.compress.checkpoints import LoadedModel, in_own_memory
 from flashstudy.compress.kernel_table import FLOAT_DTYPES, available_kernels
 from flashstudy.compress.kv_cache import make_cache
-from flashstudy.compress.linear import CompressedLinear, make_linear
-from flashstudy.compress.quiet import quiet_loading
+from flashstudy.compress.linear import CompressedLinear
+from flashstudy.compress.quiet import quiet_gguf, quiet_loading
 from flashstudy.compress.variants import Variant
 from flashstudy.facts.recipes import Recipe, standard
 
@@ -88,7 +88,7 @@ def steps(way: str, files: Files, dtype: str) -> dict[str, Step]:
     """
     match way:
         case "safetensors":
-            return {"load": lambda _: dense(_in_own_memory(from_safetensors(files.standard, dtype)))}
+            return {"load": lambda _: dense(in_own_memory(from_safetensors(files.standard, dtype)))}
         case "mapped":
             return {"load": lambda _: dense(from_safetensors(files.standard, dtype))}
         case "gguf":
@@ -121,21 +121,8 @@ def from_safetensors(folder: Path, dtype: str) -> nn.Module:
 
 
 def _from_gguf(path: Path, dtype: str) -> nn.Module:
-    with _no_bar():
+    with quiet_gguf():
         return _from_pretrained(path.parent, dtype, gguf_file=path.name)
-
-
-@contextlib.contextmanager
-def _no_bar() -> Iterator[None]:
-    """transformers' converter without its progress bar: a widget in a notebook, slow, and without a switch."""
-    from transformers import modeling_gguf_pytorch_utils as converter
-
-    bar = converter.tqdm
-    converter.tqdm = lambda items, **options: items
-    try:
-        yield
-    finally:
-        converter.tqdm = bar
 
 
 def _from_pretrained(folder: Path, dtype: str, **options: Any) -> nn.Module:
@@ -165,13 +152,6 @@ def _one_reader() -> Iterator[None]:
             os.environ[NO_POOL] = before
 
 
-def _in_own_memory(model: nn.Module) -> nn.Module:
-    """The model itself, its parameters copied out of the mapped file, a tied one once."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    return model
-
-
 def dense(model: nn.Module) -> Variant:
     """A float model as a Variant."""
     weight_format = next(name for name, dtype in FLOAT_DTYPES.items() if dtype == model.dtype)
@@ -180,22 +160,10 @@ def dense(model: nn.Module) -> Variant:
 
 
 def _quantize(model: nn.Module) -> Variant:
-    """The model itself with INT8 codes in its projections; each float weight is let go before the next is read."""
-    total = sum(weight.numel() for weight in variants.matmul_weights(model).values())
-    head = model.get_output_embeddings()
-    is_tied = head.weight is model.get_input_embeddings().weight
-    covered = 0
-    for name in list(variants.matmul_weights(model)):
-        linear = model.get_submodule(name)
-        if linear is head and is_tied:
-            continue
-        bias = None if linear.bias is None else linear.bias.detach().clone()
-        layer = make_linear(linear.weight.detach(), bias, weight_format=INT8.weight_format, kernel=INT8.kernel)
-        model.set_submodule(name, layer)
-        covered += linear.weight.numel()
-    new_cache = functools.partial(make_cache, INT8.kv_format, INT8.kv_path, model.config)
-    model = _in_own_memory(model)
-    return Variant(model, INT8, new_cache, variants.stored_bytes(model), covered / total)
+    """The model with INT8 codes in its projections, their float weights left in the file that they are mapped from."""
+    variant = variants.of_model(model, INT8)
+    in_own_memory(variant.model)
+    return variant
 
 
 def _dequantize(variant: Variant) -> Variant:

@@ -20,7 +20,7 @@ from flashstudy.compress.kernel_table import BITS, KernelInfo, WeightLayout, cho
 from flashstudy.compress.kv_cache import make_cache
 from flashstudy.compress.linear import CompressedLinear, from_codes
 from flashstudy.compress.quantize import QuantizedWeight
-from flashstudy.compress.stores import ByteStore, NibbleStore
+from flashstudy.compress.stores import INT4_SHIFT, ByteStore, NibbleStore, out_of_pairs
 from flashstudy.compress.variants import Variant, stored_bytes
 from flashstudy.facts.recipes import Recipe
 
@@ -213,7 +213,7 @@ def _layer(name: str, described: dict[str, Any], dtype: torch.dtype, tensors: _T
     shape, bits = tuple(described["shape"]), BITS[described["weight_format"]]
     sharing = {"granularity": described["granularity"], "group_size": described["group_size"]}
     codes = tensors.read(f"{name}.codes")
-    values = codes if bits == 8 else _unpacked(codes)
+    values = codes if bits == 8 else out_of_pairs(codes).to(torch.int8) - INT4_SHIFT
     if tuple(values.shape) != shape:
         raise ValueError(f"{name} has codes of {tuple(values.shape)} weights, not {shape}")
     scale, zero_point = tensors.read(f"{name}.scale"), tensors.read_if_there(f"{name}.zero_point")
@@ -227,12 +227,6 @@ def _layer(name: str, described: dict[str, Any], dtype: torch.dtype, tensors: _T
 def _kernel(layout: WeightLayout, shape: tuple[int, int], name: str) -> KernelInfo:
     """The kernel's place in the table, looked up once: a model has few shapes, and a look takes as long as a read."""
     return choose_kernel(layout, shape, "", name)
-
-
-def _unpacked(packed: Tensor) -> Tensor:
-    """4-bit codes of bytes [out, in / 2], the earlier in the low half, shifted back by 8: int8 [out, in]."""
-    halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
-    return halves.to(torch.int8) - 8
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -43,3 +43,16 @@ def quiet_loading() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if had_bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def quiet_gguf() -> Iterator[None]:
+    """transformers' converter without its progress bar: a widget in a notebook, slow, and without a switch."""
+    from transformers import modeling_gguf_pytorch_utils as converter
+
+    bar = converter.tqdm
+    converter.tqdm = lambda items, **options: items
+    try:
+        yield
+    finally:
+        converter.tqdm = bar

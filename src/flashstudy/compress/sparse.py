@@ -101,17 +101,16 @@ def stored_bytes(
     together. "n_m" is 2:4: half of the values and 2 bits for each; "masked" keeps all of them and a byte for each;
     "structured" leaves whole rows and columns out. Nothing else (headers, alignment) is counted.
     """
-    kept = mask if mask.dtype == torch.bool else mask != 0
-    n_stored, n_index_bytes = _stored_and_index(sparse_format, kept, block, index_bytes)
+    n_stored, n_index_bytes = _stored_and_index(sparse_format, mask, block, index_bytes)
     return StoredBytes(math.ceil(n_stored * value_bytes), n_index_bytes, scale_bytes)
 
 
-def _stored_and_index(sparse_format: str, kept: Tensor, block: tuple[int, int] | None, width: int) -> tuple[int, int]:
-    rows = kept.shape[0]
+def _stored_and_index(sparse_format: str, mask: Tensor, block: tuple[int, int] | None, width: int) -> tuple[int, int]:
+    if sparse_format == "dense":  # whatever is kept: no need to look
+        return mask.numel(), 0
+    rows, kept = mask.shape[0], mask if mask.dtype == torch.bool else mask != 0
     n_kept = int(kept.sum())
     match sparse_format:
-        case "dense":
-            return kept.numel(), 0
         case "bitmap":
             return n_kept, -(-kept.numel() // 8)
         case "csr":

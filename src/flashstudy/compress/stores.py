@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from flashstudy.compress.quantize import QuantizedWeight
 from flashstudy.compress.sparse import Bitmap, to_bitmap, unpack_bits
 
+INT4_SHIFT = 8  # added to signed 4-bit codes, so that half a byte holds them
+INT4_LEVELS = tuple(range(-INT4_SHIFT, 16 - INT4_SHIFT))
 PIECE_BYTES = 1 << 15  # of a bitmap at once: 256k weights, 1 MiB of places
 
 
@@ -38,15 +40,27 @@ def scale_in_place(codes: Tensor, scale: Tensor, zero_point: Tensor | None) -> T
     return codes
 
 
-def pairs_by_table(packed: Tensor, levels: Tensor, dtype: torch.dtype) -> Tensor:
+def in_pairs(codes: Tensor) -> Tensor:
+    """Codes 0 … 15 [..., 2 n], two a byte [..., n], the earlier in the low half."""
+    halves = codes.unflatten(-1, (-1, 2))
+    return halves[..., 0] | (halves[..., 1] << 4)
+
+
+def out_of_pairs(packed: Tensor) -> Tensor:
+    """The codes 0 … 15 of bytes [..., n]: [..., 2 n]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+
+
+def pairs_by_table(packed: Tensor, levels: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     """Bytes [rows, n] as the two levels each names, low half first: [rows, 2 n] of `dtype`, one look-up a byte."""
-    places = pair_table(levels, dtype).index_select(0, packed.flatten().int())
+    places = pair_table(levels, dtype).to(packed.device).index_select(0, packed.flatten().int())
     return places.view(dtype).view(packed.shape[0], -1)
 
 
-def pair_table(levels: Tensor, dtype: torch.dtype) -> Tensor:
+@functools.cache
+def pair_table(levels: tuple[float, ...], dtype: torch.dtype) -> Tensor:
     """For each of 256 bytes the levels of its low and its high half, as one integer of their joint width [256]."""
-    wide = levels.to(dtype)
+    wide = torch.tensor(levels, dtype=dtype)
     pairs = torch.stack((wide.repeat(16), wide.repeat_interleave(16)), dim=-1)
     return pairs.view(torch.int64 if dtype == torch.float32 else torch.int32).flatten()
 
@@ -88,12 +102,11 @@ class NibbleStore(nn.Module):
         self.out_features, self.in_features = quantized.values.shape
         if self.in_features % 2:
             raise ValueError(f"two weights share a byte: in_features {self.in_features} is odd")
-        codes = quantized.values if quantized.levels is not None else quantized.values + 8
-        halves = codes.to(torch.uint8).reshape(self.out_features, -1, 2)
-        self.register_buffer("packed", halves[..., 0] | (halves[..., 1] << 4))
+        codes = quantized.values + INT4_SHIFT if quantized.levels is None else quantized.values
+        self.register_buffer("packed", in_pairs(codes.to(torch.uint8)))
         self.register_buffer("scale", quantized.scale)
         self.register_buffer("zero_point", quantized.zero_point)
-        self.register_buffer("levels", torch.arange(-8.0, 8.0) if quantized.levels is None else quantized.levels)
+        self.levels = INT4_LEVELS if quantized.levels is None else tuple(quantized.levels.tolist())
 
     def rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Dequantized rows [stop - start, in]."""

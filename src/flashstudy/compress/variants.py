@@ -40,15 +40,19 @@ class Variant:
 
 
 def build(loaded: LoadedModel, recipe: Recipe) -> Variant:
-    """The variant that `recipe` makes of a loaded model. Raises ValueError for what cannot be built, by name.
+    """`of_model` for what `checkpoints.load_model` gives."""
+    return of_model(loaded.model, recipe)
 
-    A float weight_format is the dtype of the whole model; with quantized weights everything else keeps the loaded
+
+def of_model(original: nn.Module, recipe: Recipe) -> Variant:
+    """The variant that `recipe` makes of a model. Raises ValueError for what cannot be built, by name.
+
+    A float weight_format is the dtype of the whole model; with quantized weights everything else keeps the
     model's dtype. Pruning comes before quantization, by magnitude within each matrix.
     """
     if recipe.engine != "eager":
         raise ValueError(f"engine {recipe.engine!r} is not built; allowed is 'eager'")
-    dtype = FLOAT_DTYPES.get(recipe.weight_format, loaded.model.dtype)
-    model = share(loaded.model, dtype)
+    model = share(original, FLOAT_DTYPES.get(recipe.weight_format, original.dtype))
     new_cache = functools.partial(make_cache, recipe.kv_format, recipe.kv_path, model.config)
     new_cache()  # refuses here what it would refuse in the middle of a measurement
     notes: list[str] = []

@@ -64,7 +64,7 @@ class Anatomy:
         trial = self.rounds.trial
         pairs = trial.pairs(name)
         times_s = pairs.times_s(name) if len(pairs) > 1 else np.array([taken[name].call_s for taken in trial.rounds])
-        found = center(np.log(times_s))
+        found = correlated_interval(np.log(times_s))
         ends = found.estimate, found.low - trial.allowance, found.high + trial.allowance
         return Interval(*(math.exp(end) for end in ends))
 
@@ -91,21 +91,9 @@ class Anatomy:
         ]
         taken = clean if len(clean) > 1 else trial.rounds
         samples = [(one[larger].call_s - one[smaller].call_s) / one[STEP].call_s for one in taken]
-        found, allowance = center(np.array(samples)), trial.allowance * self.share(larger).estimate
+        found, allowance = correlated_interval(np.array(samples)), trial.allowance * self.share(larger).estimate
         moved = estimate - found.estimate
         return Interval(estimate, found.low + moved - allowance, found.high + moved + allowance)
-
-
-def center(samples: np.ndarray) -> Interval:
-    """`correlated_interval`, not beyond the samples themselves where six or more surely enclose their median.
-
-    All of n samples lie on one side of it with probability 2^(1 - n); the memory's speed can drift so slowly that the
-    interval alone would reach far beyond every time that was seen.
-    """
-    found = correlated_interval(samples)
-    if len(samples) < 6:
-        return found
-    return Interval(found.estimate, max(found.low, samples.min()), min(found.high, samples.max()))
 
 
 def measure(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashstudy.compress.decoder import Decoder
+from flashstudy.compress.kv_cache import head_dim
 from flashstudy.compress.variants import Variant
 from flashstudy.facts.models import ModelShape
 
@@ -135,11 +136,10 @@ def filled_cache(variant: Variant, *, context: int, batch: int, seed: int):
     """The variant's cache holding `context` random tokens in every layer."""
     config = variant.model.config.get_text_config()
     n_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     generator = torch.Generator().manual_seed(seed)
     cache = variant.make_cache()
     for layer in range(config.num_hidden_layers):
-        keys, values = torch.randn(2, batch, n_heads, context, head_dim, generator=generator).to(
+        keys, values = torch.randn(2, batch, n_heads, context, head_dim(config), generator=generator).to(
             device=variant.model.device, dtype=variant.model.dtype
         )
         cache.update(keys, values, layer)
